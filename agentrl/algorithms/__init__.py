@@ -1,8 +1,8 @@
-"""Algorithms, by families, on the tensor code in `ops/`. Imports no other package, and torch only when called.
+"""Algorithms, by family, over the tensor code in `ops/`. They import no other package, and torch only when called.
 
-`--advantage-estimator` takes a built-in name or the path `pkg.mod:Name` of one's own: a function
-`(SampleView, AlgorithmSettings) -> Tensor[N]` that gives the advantages of the clipped policy gradient, or a
-subclass of `Algorithm` (`algorithm.py` has the contract) or `PolicyGradient` that gives its loss as well."""
+`--advantage-estimator` takes a built-in name or a path `pkg.mod:Name`. The path names a function `(SampleView,
+AlgorithmSettings) -> Tensor[N]` that returns the advantages of the clipped policy gradient. Or it names a subclass of
+`Algorithm` (see `algorithm.py`) or `PolicyGradient` that also defines the loss."""
 
 from agentrl.algorithms.algorithm import Algorithm
 from agentrl.algorithms.base import AdvantageInputs, Estimate, SampleView, TokenLoss, TokenView, WeightInputs

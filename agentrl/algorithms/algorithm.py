@@ -29,15 +29,15 @@ class Algorithm(ABC):
     """An algorithm with the settings of a run."""
 
     name: ClassVar[str]
-    """As the command line and messages spell it."""
+    """The name on the command line and in messages."""
     takes: ClassVar[frozenset[str]]
-    """The fields of `AlgorithmFields` that have an effect beside `WEIGHTS`; others are refused if they are given."""
+    """The fields of `AlgorithmFields`, besides `WEIGHTS`, that have an effect. Others are refused if set."""
     supervised: ClassVar[bool] = False
-    """True if it needs neither rewards nor log-probs of samples."""
+    """True if the algorithm needs neither rewards nor log-probs of samples."""
     whitened: ClassVar[bool] = False
-    """True if its advantages are whitened where `normalize_advantages` is not given."""
+    """True if the advantages are whitened by default, without `normalize_advantages`."""
     anchored_at_rollout: ClassVar[bool] = False
-    """True if its old log-probs are the engine's where `use_rollout_logprobs` is not given."""
+    """True if the old log-probs are the engine's by default, without `use_rollout_logprobs`."""
     needs_rewards: ClassVar[bool] = True
     """True if a run without any grader makes no sense."""
 
@@ -45,18 +45,18 @@ class Algorithm(ABC):
 
     @property
     def origin(self) -> str:
-        """Whose loss it is, for messages."""
+        """The source of the loss, for messages."""
         path = self.settings.custom_loss_function_path
         return f"--custom-loss-function-path {path}" if path else self.name
 
     @property
     def reads(self) -> frozenset[Computed]:
-        """Inputs that must be computed for it. Losses always have `old_log_probs`; only advantages that read them name them."""
+        """Inputs to compute. Losses always get `old_log_probs`, so only advantages that read them must name them."""
         return frozenset()
 
     @property
     def distills(self) -> bool:
-        """True if the log-ratio of student and teacher is subtracted from its advantages; see `ops.kl`."""
+        """True if the log-ratio of student and teacher is subtracted from the advantages; see `ops.kl`."""
         return False
 
     @property
@@ -66,16 +66,16 @@ class Algorithm(ABC):
 
     @property
     def taken(self) -> frozenset[str]:
-        """`takes`, and what other settings give an effect to."""
+        """The fields that have an effect with these settings: `takes`, with additions or removals."""
         return self.takes
 
     @abstractmethod
     def advantages(self, inputs: SampleView) -> Tensor:
-        """One advantage [N] a response token of the whole rollout, before any whitening."""
+        """Return the advantage [N] of each response token of the whole rollout, before any whitening."""
 
     @abstractmethod
     def token_loss(self, view: TokenView) -> TokenLoss:
-        """The loss [N] of each token."""
+        """Compute the loss [N] of each token."""
 
     def token_weights(self, inputs: SampleView) -> Tensor:
         """Compute the weight of each token [N] in its step's loss; 0 for tokens that do not train. By default
@@ -93,12 +93,12 @@ class Algorithm(ABC):
         )
 
     def adapted(self, metrics: Mapping[str, float]) -> tuple[Self, Self]:
-        """Return the algorithm for a rollout whose `Estimate.metrics` these are, and the one to go on with after it."""
+        """Return the algorithm for the rollout with these `Estimate.metrics`, and the algorithm for later rollouts."""
         return self, self
 
     @property
     def state(self) -> Mapping[str, float]:
-        """The settings that `adapted` changes and their values: metrics, and a part of checkpoints."""
+        """The values of the settings that `adapted` changes: logged as metrics, and saved in checkpoints."""
         return {}
 
     def with_settings(self, changed: Mapping[str, float]) -> Self:
@@ -106,8 +106,8 @@ class Algorithm(ABC):
         return replace(self, settings=self.settings.model_copy(update=dict(changed)))
 
     def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> TokenLoss:
-        """The critic's loss [N] of each token, where `reads` names "values"; by default `ops.clipping.value_loss`.
-        `values` [N] have a gradient; `old_values` are of before the first step, `returns` of `Estimate`."""
+        """Compute the critic's loss [N], if `reads` names "values"; by default `ops.clipping.value_loss`. `values` [N]
+        have a gradient. `old_values` are from before the first step; `returns` are `Estimate.returns`."""
         return ops.clipping.value_loss(values, old_values, returns, clip=self.settings.value_clip)
 
     @property
@@ -117,11 +117,11 @@ class Algorithm(ABC):
         return self.whitened if given is None else given
 
     def problems(self) -> list[str]:
-        """A sentence for each setting that it cannot work with; those without effect among them."""
+        """Return a sentence for each setting that the algorithm cannot use, settings without effect included."""
         return self.unused_settings()
 
     def unused_settings(self) -> list[str]:
-        """A sentence for each setting that was given and has no effect."""
+        """Return a sentence for each setting that was given and has no effect."""
         chosen = {"loss_type", "advantage_estimator"} | WEIGHTS | self.taken
         return [
             f"{name} {value} has no effect with {self.name}; leave it out"
@@ -131,7 +131,7 @@ class Algorithm(ABC):
 
 
 class SFT(Algorithm):
-    """-log p a token; the statistic `nll` is the same number, detached."""
+    """The loss -log p of each token. The statistic `nll` is the same number, detached."""
 
     name = "sft_loss"
     takes = frozenset()
@@ -144,7 +144,7 @@ class SFT(Algorithm):
         return super().unused_settings() + ([why] if given != "grpo" else [])
 
     def advantages(self, inputs: SampleView) -> Tensor:
-        """1 a token, with which the policy gradient would be this one."""
+        """Return ones, with which the policy gradient equals this loss's gradient."""
         return inputs.loss_mask.new_ones(inputs.loss_mask.shape)
 
     def token_loss(self, view: TokenView) -> TokenLoss:

@@ -1,4 +1,4 @@
-"""Estimators that compare a trajectory with the others of its prompt: whole or turn by turn."""
+"""Estimators that compare a trajectory, or each of its turns, with the prompt's other trajectories."""
 
 import math
 from abc import abstractmethod
@@ -10,24 +10,24 @@ from agentrl.algorithms.policy import ENTROPY_CONTROL, PolicyGradient
 
 
 class GroupRelative(PolicyGradient):
-    """A subclass says how rewards are compared (`compare`), and `turn_credit` what is compared.
+    """Base of estimators that compare rewards. A subclass defines `compare`; `turn_credit` selects what is compared.
 
     1. none: samples, by their rewards; all tokens of a sample have the same advantage.
-    2. returns: turns, by what they and the later ones earned, discounted by `gamma` a turn. A turn is compared with the
-       turns of the same number in its group; a trajectory that had ended by then takes no part. With gamma 1, rewards
-       on last turns only and as many turns in each trajectory this is 1.
-    3. gigpo (arXiv:2505.10978): the advantage of 1, plus `turn_credit_weight` times that of the turn: its
-       discounted return, compared with those of the group's turns that were an answer to the same tokens: what the
-       model was shown since its last turn, at first the prompt. A turn that is alone in that has 0.
+    2. returns: turns, by their rewards and those of later turns, discounted by `gamma` per turn. A turn is compared
+       with the turns of the same number in its group. The result equals `none` if gamma is 1, only last turns have
+       rewards, and all trajectories have the same number of turns.
+    3. gigpo (arXiv:2505.10978): the advantage of `none`, plus `turn_credit_weight` times the turn's own. For it, the
+       turn's discounted return is compared with those of the group's turns that answer the same tokens: the tokens
+       shown since the model's last turn, or the prompt. A turn without such turns has 0.
 
-    Rewards of turns are `SampleView.step_rewards`; where there are none a sample's reward is its last turn's. They are
-    lessened by `kl_coef` times the KL of the sample, or of the turn. Untrained turns are compared too."""
+    Rewards of turns are `SampleView.step_rewards`; without them, the last turn gets the sample's reward. `kl_coef`
+    times the KL of the sample, or of the turn, is subtracted. Untrained turns are compared too."""
 
     takes = PolicyGradient.takes | {"turn_credit"}
 
     @abstractmethod
     def compare(self, rewards: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Tensor:
-        """Rewards [K] relative to their group, float64; 0 where they are NaN. A rollout id's rewards are one member."""
+        """Return rewards [K] relative to their group, float64; 0 for NaN. Rewards of one trajectory are one member."""
 
     @property
     def compares_within_group(self) -> bool:
@@ -59,7 +59,7 @@ class GRPO(GroupRelative):
 
     A = (reward - mean) / (std + 1e-6) over the sample's group; without `grpo_std_normalization` only the mean is
     subtracted (Dr. GRPO, arXiv:2503.20783); without `rewards_normalization` the reward is used as it is. The reward is
-    that of the environment less `kl_coef` times the sample's KL."""
+    the environment's minus `kl_coef` times the sample's KL."""
 
     name = "grpo"
     takes = GroupRelative.takes | {"rewards_normalization", "grpo_std_normalization"}
@@ -81,8 +81,8 @@ class GRPO(GroupRelative):
 
 class GSPO(GRPO):
     """GRPO's advantages; the ratio is exp of the mean of log-prob - old log-prob over a sample's trained tokens. A
-    trajectory that fanned out has a ratio for each of its samples. The paper clips at 3e-4 from below and 4e-4 from
-    above, since a mean moves far less than a token."""
+    split trajectory has a ratio for each of its samples. The paper clips at 3e-4 from below and 4e-4 from above,
+    because a mean moves far less than a token."""
 
     name = "gspo"
     takes = GRPO.takes - {"turn_credit"} - ENTROPY_CONTROL
@@ -94,7 +94,7 @@ class GSPO(GRPO):
 
 
 class CISPO(GRPO):
-    """GRPO's advantages; every token keeps a gradient, weighed by its clipped ratio. The paper has no bound from below
+    """GRPO's advantages; every token keeps a gradient, weighted by its clipped ratio. The paper has no lower bound
     (`eps_clip` of 1 or more) and tunes `eps_clip_high`."""
 
     name = "cispo"
@@ -108,8 +108,8 @@ class CISPO(GRPO):
 
 
 class RLOO(GroupRelative):
-    """The baseline does not contain the sample itself, so the gradient has no bias; the same for all its tokens. The
-    reward is the environment's less `kl_coef` times the sample's KL. The loss is REINFORCE's while the ratio is 1."""
+    """The baseline excludes the sample itself, so the gradient is unbiased. All its tokens have the same advantage. The
+    reward is the environment's minus `kl_coef` times the sample's KL. At ratio 1 the loss is REINFORCE's."""
 
     name = "rloo"
 
@@ -119,8 +119,8 @@ class RLOO(GroupRelative):
 
 
 class ReinforcePlusPlusBaseline(GroupRelative):
-    """A sample's reward less its group's mean, the same for all its tokens, whitened over the rollout's trained tokens.
-    The reward is the environment's less `kl_coef` times the sample's KL. (slime subtracts the token's own.)"""
+    """A sample's reward minus its group's mean, for all its tokens, whitened over the rollout's trained tokens. The
+    reward is the environment's minus `kl_coef` times the sample's KL. (slime subtracts each token's own KL.)"""
 
     name = "reinforce_plus_plus_baseline"
     whitened = True
@@ -130,10 +130,10 @@ class ReinforcePlusPlusBaseline(GroupRelative):
 
 
 class GDPO(PolicyGradient):
-    """Several rewards, each compared in its group by itself (arXiv:2601.05242): a dict, of which `gdpo_weights` names the
-    entries and their weights. A_k = (reward k - mean) / (std + 1e-6) over the sample's group; their weighted sum less its
-    mean over the rollout's trajectories, by its std there (+ 1e-6). The same for all tokens of a sample. A reward of
-    large numbers, or with little spread, counts no less than another."""
+    """Several rewards, each compared separately in its group (arXiv:2601.05242). `gdpo_weights` names the entries of a
+    dict reward, with weights. A_k = (reward k - mean) / (std + 1e-6) over the sample's group. The weighted sum of the
+    A_k is normalized alike over the rollout's trajectories. All tokens of a sample have the same advantage. The scale
+    and spread of a reward do not change its influence."""
 
     name = "gdpo"
     takes = (PolicyGradient.takes - {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor"}) | {"gdpo_weights"}
@@ -152,9 +152,9 @@ class GDPO(PolicyGradient):
 
 class PassAtK(PolicyGradient):
     """The reward of a set of `pass_k` trajectories of a prompt is 1 if one of them earned more than `pass_threshold`
-    (arXiv:2508.10751). A trajectory's advantage is the expected one of the sets that hold it, in closed form; the same for
-    all its tokens. Prompts that are solved often give little of it, so the policy keeps several ways to an answer. The
-    reward is the environment's less `kl_coef` times the sample's KL."""
+    (arXiv:2508.10751). A trajectory's advantage is the mean of those of the sets with it, in closed form, for all its
+    tokens. Prompts that are solved often have small advantages, so the policy keeps several ways to an answer. The
+    reward is the environment's minus `kl_coef` times the sample's KL."""
 
     name = "pass_at_k"
     takes = PolicyGradient.takes | {"pass_k", "pass_threshold"}

@@ -1,4 +1,4 @@
-"""Results of the user's functions: taken as they are, or refused with the path that named them."""
+"""Results of users' functions: used unchanged, or refused with an error that names the function's path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIS = "--custom-tis-function-path"
 
 
 def load_function(path: str | None, flag: str) -> Callable[..., Any]:
-    """The function of two arguments at `path`, or a class. Raises PluginError or SettingsError: it is no such thing."""
+    """Return the function (of two arguments) or class at `path`. Raises PluginError or SettingsError: there is none."""
     found: Callable[..., Any] = load_object(path or "", what=flag)
     if not callable(found):
         raise SettingsError(f"{flag} {path}: expected a function, got {found!r}")
@@ -33,7 +33,7 @@ def load_function(path: str | None, flag: str) -> Callable[..., Any]:
 
 
 def is_own(path: str | None, flag: str) -> bool:
-    """Return true if there is a path, and of no function in another trainer's form: `train.hooks` call those."""
+    """Return true if `path` is given, and its function has our form. `train.hooks` calls functions of other forms."""
     if not path:
         return False
     foreign = compat()
@@ -41,7 +41,7 @@ def is_own(path: str | None, flag: str) -> bool:
 
 
 def check_functions(settings: AlgorithmFields) -> None:
-    """Load what the settings name, so that a wrong path is known before anything starts; raises as `load_function`."""
+    """Load the functions that the settings name, so that a wrong path fails before the start. See `load_function`."""
     weights, tis = settings.custom_pg_loss_reducer_function_path, settings.custom_tis_function_path
     for flag, path in ((_LOSS, settings.custom_loss_function_path), (WEIGHTS, weights), (TIS, tis)):
         if is_own(path, flag):
@@ -49,8 +49,8 @@ def check_functions(settings: AlgorithmFields) -> None:
 
 
 def own_loss(view: TokenView, settings: AlgorithmFields) -> TokenLoss:
-    """The loss of `custom_loss_function_path`, its statistics detached. Raises PluginError: it is no `TokenLoss` of [N]
-    tensors, has another dtype than the log-probs, or no gradient."""
+    """Return the loss of `custom_loss_function_path`, with detached statistics. Raises PluginError: the result is no
+    `TokenLoss` of [N] tensors, or the loss has another dtype than the log-probs, or no gradient."""
     path = f"{_LOSS} {settings.custom_loss_function_path}"
     found = load_function(settings.custom_loss_function_path, _LOSS)(view, settings)
     if not isinstance(found, TokenLoss):
@@ -66,13 +66,13 @@ def own_loss(view: TokenView, settings: AlgorithmFields) -> TokenLoss:
 
 
 def own_weights(inputs: SampleView, settings: AlgorithmFields) -> Tensor:
-    """The weights [N] of `custom_pg_loss_reducer_function_path`; tokens that do not train weigh 0 whatever it gave."""
+    """Return the weights [N] of `custom_pg_loss_reducer_function_path`. Untrained tokens always get weight 0."""
     found = _weights(settings.custom_pg_loss_reducer_function_path, WEIGHTS, inputs, settings)
     return found.masked_fill(inputs.loss_mask == 0, 0)
 
 
 def own_importance(view: TokenView, settings: AlgorithmFields) -> Tensor:
-    """The importance weights [N] of `custom_tis_function_path`, detached."""
+    """Return the importance weights [N] of `custom_tis_function_path`, detached."""
     return _weights(settings.custom_tis_function_path, TIS, view, settings).detach().to(view.log_probs.dtype)
 
 
@@ -87,7 +87,7 @@ def _weights(path: str | None, flag: str, given: SampleView | TokenView, setting
 
 
 def finite(found: Any, mask: Tensor, what: str) -> Tensor:
-    """`found`, a floating-point tensor [N] that is finite where `mask` [N] is 1. Raises PluginError: it is not."""
+    """Return `found`, a float tensor [N]. Raises PluginError: it is no such tensor, or not finite where `mask` is 1."""
     values = _like(found, mask, what)
     if wrong := (~values.isfinite() & (mask != 0)).nonzero().flatten().tolist():
         at = wrong[0]

@@ -80,13 +80,13 @@ class PolicyGradient(Algorithm):
         return {} if self.settings.entropy_target is None else {"entropy_coef": self.settings.entropy_coef}
 
     def surrogate(self, view: TokenView) -> TokenLoss:
-        """The policy term; by default PPO's, see `ops.clipping.policy_loss`."""
+        """Compute the policy term; by default PPO's, see `ops.clipping.policy_loss`."""
         clips = {name: getattr(self.settings, name) for name in ("eps_clip", "eps_clip_high", "eps_clip_c")}
         return ops.clipping.policy_loss(view.log_probs, view.old_log_probs, view.advantages, **clips)
 
     def token_loss(self, view: TokenView) -> TokenLoss:
-        """Statistics: those of `surrogate` and `correct`, `pg_loss`, `entropy`, and `kl_loss` with `use_kl_loss`. With
-        `custom_loss_function_path`, that function alone computes loss and statistics."""
+        """Compute the loss. Statistics: those of `surrogate` and `correct`, `pg_loss`, `entropy`, `kl_loss` if used.
+        With `custom_loss_function_path`, that function alone computes loss and statistics."""
         if self.settings.custom_loss_function_path:
             return own_loss(view, self.settings)
         settings, corrected = self.settings, ops.corrections.correct(view, self.settings)
@@ -153,7 +153,7 @@ class PPO(PolicyGradient):
 
 
 class ReinforcePlusPlus(PolicyGradient):
-    """Discounted returns of token rewards (`ops.returns`), whitened over the rollout. One sample a prompt suffices."""
+    """Discounted returns of token rewards (`ops.returns`), whitened over the rollout. One sample a prompt is enough."""
 
     name = "reinforce_plus_plus"
     takes = PolicyGradient.takes | {"gamma"}
@@ -165,8 +165,8 @@ class ReinforcePlusPlus(PolicyGradient):
 
 
 class OnPolicyDistillation(PolicyGradient):
-    """A_t = -opd_kl_coef * (log p_student - log p_teacher), see `ops.kl`: no rewards, no groups. slime's form of it is
-    grpo under use_opd with rewards of 0."""
+    """A_t = -opd_kl_coef * (log p_student - log p_teacher), see `ops.kl`: no rewards, no groups. slime's equivalent is
+    grpo with use_opd and rewards of 0."""
 
     name = "on_policy_distillation"
     takes = PolicyGradient.takes - {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor"}

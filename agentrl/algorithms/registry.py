@@ -1,4 +1,4 @@
-"""From a run's settings to its algorithm: the one place where names are known."""
+"""Selection of a run's algorithm by its settings. Only this module knows the algorithms' names."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ LOSS_TYPES: Mapping[str, type[Algorithm]] = {SFT.name: SFT}
 
 
 def built_in(settings: AlgorithmFields) -> Algorithm | None:
-    """The algorithm that the settings name, or None if they give a path."""
+    """Return the algorithm that the settings name, or None if they give a path."""
     found = LOSS_TYPES.get(settings.loss_type) or ESTIMATORS.get(settings.advantage_estimator)
     return found(settings) if found else None
 
 
 def algorithm_of(settings: AlgorithmFields) -> Algorithm:
-    """The algorithm that the settings ask for. Raises PluginError: a path cannot be loaded. SettingsError: what the
-    path names is no algorithm, or takes no such settings."""
+    """Return the algorithm that the settings ask for. Raises PluginError: a path cannot be loaded. SettingsError: the
+    object at the path is no algorithm, or does not take these settings."""
     check_functions(settings)
     if algorithm := built_in(settings):
         return algorithm
@@ -51,8 +51,8 @@ def algorithm_of(settings: AlgorithmFields) -> Algorithm:
 def compute_advantages(
     inputs: SampleView, settings: AlgorithmFields, given: tuple[Tensor, Tensor] | None = None
 ) -> Estimate:
-    """Advantages by the algorithm of the settings (or `given`), whitened if it `whitens`, with a critic's targets.
-    Raises PluginError: the algorithm gave something else than a finite number for each trained token."""
+    """Compute advantages by the settings' algorithm (or take `given`), whiten them if it `whitens`, and add a critic's
+    targets. Raises PluginError: an advantage of a trained token is not a finite number."""
     algorithm = algorithm_of(settings)
     if buffer := settings.overlong_buffer_len:
         if (limit := settings.loss_max_length) is None:

@@ -1,4 +1,4 @@
-"""Estimators with GRPO's advantages and another trust region than the clipped ratio of a token."""
+"""Estimators with GRPO's advantages and a trust region other than the clipped per-token ratio."""
 
 import math
 
@@ -11,9 +11,9 @@ _CLIPS = frozenset({"eps_clip", "eps_clip_high", "eps_clip_c"})
 
 
 class SAPO(GRPO):
-    """A soft gate in place of the clip (arXiv:2511.20347): loss = -f(ratio) * A with f(r) = sigmoid(tau * (r - 1)) * 4 / tau,
-    where tau is `sapo_tau_positive` for A > 0 and `sapo_tau_negative` otherwise. At ratio 1 the gradient is that of the
-    unclipped policy gradient; it vanishes smoothly away from it."""
+    """A soft gate in place of the clip (arXiv:2511.20347): loss = -f(ratio) * A with f(r) = sigmoid(tau * (r - 1)) * 4
+    / tau, where tau is `sapo_tau_positive` for A > 0 and `sapo_tau_negative` otherwise. At ratio 1 the gradient is the
+    unclipped policy gradient's; far from 1 it vanishes smoothly."""
 
     name = "sapo"
     takes = (GRPO.takes - _CLIPS) | {"sapo_tau_positive", "sapo_tau_negative"}
@@ -24,10 +24,10 @@ class SAPO(GRPO):
 
 
 class DPPO(GRPO):
-    """The ratio is masked by a divergence of the token's distributions in place of its size (arXiv:2602.04879). Of the
-    distributions only the sampled token is told from all others (the paper's binary form, eq. 13 and 14), so the divergence
-    needs two probabilities. A token that moved further than `dppo_threshold` in the direction of its advantage has no
-    gradient (eq. 12). The old policy is the one that sampled (section 5.2)."""
+    """Tokens are masked by a divergence of their distributions instead of the ratio's size (arXiv:2602.04879). The
+    distributions are binary, the sampled token against all others (eq. 13 and 14), so two probabilities suffice. A
+    token that moved further than `dppo_threshold` in the direction of its advantage has no gradient (eq. 12). The old
+    policy is the sampling policy (section 5.2)."""
 
     name = "dppo"
     anchored_at_rollout = True
@@ -41,9 +41,9 @@ class DPPO(GRPO):
 
 
 class GMPO(GRPO):
-    """The geometric mean of a sample's ratios in place of their arithmetic mean (arXiv:2507.20673): loss = -A * exp(mean of
-    log ratios), over the sample's trained tokens. A token's log ratio is bounded by `eps_clip` in the direction of the
-    advantage; the paper takes 0.4. With one token a sample it is the clipped policy gradient with the bound exp(eps_clip)."""
+    """The geometric mean of a sample's ratios in place of the arithmetic mean (arXiv:2507.20673): loss = -A * exp(mean
+    of log ratios), over trained tokens. A token's log ratio is bounded by `eps_clip` in the direction of the advantage;
+    the paper uses 0.4. With one token a sample it is the clipped policy gradient, with bound exp(eps_clip)."""
 
     name = "gmpo"
     takes = GRPO.takes - {"turn_credit", "eps_clip_high", "eps_clip_c"} - ENTROPY_CONTROL

@@ -1,6 +1,6 @@
 """Support for users of slime and retrain: their flags, module names, function forms and configuration files.
 
-The core asks for it by `plugins.compat`, and goes on without it if the folder is not there."""
+The core loads this package by `plugins.compat`, and works without it if the folder is missing."""
 
 from collections.abc import Callable
 from pkgutil import resolve_name
@@ -10,7 +10,7 @@ from agentrl.plugins import Compat
 
 
 def _part(path: str) -> Callable[..., Any]:
-    """Make a method of the function at `path`, which is imported when it is called."""
+    """Return a method that imports the function at `path` and calls it."""
     return lambda _, *args: resolve_name(f"{__package__}.{path}")(*args)
 
 

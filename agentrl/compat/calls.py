@@ -1,9 +1,9 @@
-"""Calls of a slime function: with slime's args and samples, whatever else the call hands over.
+"""Calls of a slime function, with slime's args and samples in place of ours.
 
-1. `namespace(args)` is what slime's functions know as args: mutable, one object for all calls of a run, with the user's
-   own keys (`compat_options`), and slime's default (`flags.tsv`) for flags of slime that are none of ours.
-2. Samples, also in lists and lists of lists, are given as slime's (`sample.Sample`), their prompt rendered where slime
-   renders it. After the call what the function changed is taken back into ours, in place; what it returns is ours."""
+1. `namespace(args)` returns slime's args: mutable, one object for all calls of a run, with the user's own keys
+   (`compat_options`), and slime's defaults (`flags.tsv`) for flags that only slime has.
+2. Samples, also in nested lists, are passed as `SlimeSample`, with a rendered prompt if slime renders it. After the
+   call, changes are copied into our samples in place. Samples in the result are ours."""
 
 import copy
 import functools
@@ -34,17 +34,17 @@ class Namespace(Open):
 
 
 _known: list[tuple[Args, Namespace]] = []
-"""The settings that a run in this process has made args of; evaluation sets have settings of their own."""
+"""Settings of this process, with the args made of them. Evaluation sets have separate settings."""
 _address: dict[str, Any] = {}
 _adapted: set[str] = set()
 
 
 def namespace(args: Args) -> Namespace:
-    """The args of a run's slime functions; the same object for the same `args`."""
+    """Return the args of a run's slime functions: the same object for the same `args`."""
     if made := next((made for known, made in _known if known is args or known == args), None):
         return made
     values = {name: list(value) if isinstance(value := getattr(args, name), tuple) else value for name in args}
-    values.update(args.compat_options)  # a key of the user's own that only we have a setting of
+    values.update(args.compat_options)  # the user's keys override settings that only we have
     values["sglang_server_concurrency"] = args.rollout_max_concurrency
     values["eval_max_context_len"] = args.eval_max_context_len or args.rollout_max_context_len
     _known.append((args, Namespace(**{**values, **_address})))
@@ -53,7 +53,7 @@ def namespace(args: Args) -> Namespace:
 
 @contextmanager
 def served(url: str) -> Iterator[None]:
-    """Let all args of this process say that engines answer at this address; what they held is forgotten at the end."""
+    """Set the engines' address in all args of this process. At the end, args and singletons are dropped."""
     from agentrl.compat.helpers import SingletonMeta
 
     address = urlsplit(url)
@@ -74,7 +74,7 @@ def in_use() -> bool:
 
 
 def adapted(found: Any) -> Any:
-    """A slime function as our code calls it."""
+    """Return a slime function in the form that our code calls."""
     _adapted.add(repr(found))
     if inspect.iscoroutinefunction(found):
 
@@ -96,7 +96,7 @@ def adapted(found: Any) -> Any:
 
 
 def four_to_three(found: Any) -> Any:
-    """A buffer filter of slime's form (args, rollout_id, buffer, num_samples) as ours, which has no number of a rollout."""
+    """Adapt a buffer filter (args, rollout_id, buffer, num_samples) to our form, which has no rollout_id."""
     try:
         parameters = list(inspect.signature(found).parameters.values())
     except (TypeError, ValueError):
@@ -117,7 +117,7 @@ class _Passed:
         self.kwargs = {name: self._there(value) for name, value in kwargs.items()}
 
     def ended(self, result: Any) -> Any:
-        """The result of the function, after what it changed was taken back."""
+        """Copy the function's changes into our samples, and return its result."""
         found = self.back(result)
         for given, own in list(self._given.values()):
             if isinstance(own, list):
@@ -149,7 +149,7 @@ class _Passed:
         return own
 
     def back(self, value: Any) -> Any:
-        """The result of the function, with our samples in the place of slime's."""
+        """Return `value` with our samples in the place of slime's."""
         given, own = self._given.get(id(value), (None, None))
         if isinstance(value, SlimeSample):
             return value.plain() if given is None else self._taken(value, own)
@@ -169,7 +169,7 @@ def taken_by(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rendered(args: Args, sample: ours.Sample) -> str:
-    """The prompt as one text, as slime renders it when it reads the data."""
+    """Return the prompt as one text, as slime renders it when it reads the data."""
     from agentrl.compat.helpers import load_tokenizer
 
     render, tools = load_tokenizer(args.hf_checkpoint).apply_chat_template, sample.metadata.get("tools")

@@ -1,6 +1,6 @@
-"""`agentrl check --hook NAME=PATH`: a slime hook is called once, with small values of the types that a run hands over.
-Its parameters must be those of `hooks.tsv`, and what it returns what is said there. Hooks that need a model or its
-optimizer are looked at only; generating ones are called where there is a model folder, with the built-in engine."""
+"""`agentrl check --hook NAME=PATH`: a slime hook is called once, with small values of the types that a run passes.
+`hooks.tsv` has the expected parameters and results. Of hooks that need a model or its optimizer, only parameters are
+checked. Generating hooks are called with the built-in engine, if there is a model folder."""
 
 import ast
 import inspect
@@ -40,8 +40,8 @@ def hooks() -> Mapping[str, Hook]:
 
 
 def check_hook(name: str, path: str | None, settings: RunSettings) -> str:
-    """The finding about a hook; without a path, of the one that the settings name. Raises PluginError: it cannot be called
-    as a run calls it, it raised, or what it returned cannot be used. SettingsError: no such hook, or no path."""
+    """Check a hook; without a path, the hook that the settings name. Return the finding. Raises PluginError: it cannot
+    be called as a run calls it, it raised, or its result cannot be used. SettingsError: no such hook, or no path."""
     meant = [setting for setting in hooks() if setting.startswith(name.strip("-").replace("-", "_"))]
     if len(meant) != 1:
         known = ", ".join(meant or hooks())
@@ -68,7 +68,7 @@ def _check(hook: Hook, path: str, settings: RunSettings) -> str:
     wrong = PluginError(f"{where}: expected {hook.returns}, got {result!r:.200}")
     try:
         usable = good(result, values)
-    except Exception as error:  # it has not even the shape that is looked at
+    except Exception as error:  # the result lacks the attributes that are checked
         raise wrong from error
     if not usable:
         raise wrong
@@ -76,7 +76,7 @@ def _check(hook: Hook, path: str, settings: RunSettings) -> str:
 
 
 def _call(found: Any, form: str, args: Namespace, settings: RunSettings) -> tuple[partial[Any], dict[str, Any]]:
-    """The call that a run makes, and the values by name. What has a default in the form is for who takes it."""
+    """Return the call that a run makes, and the values by name. Parameters with a default in the form are optional."""
     prompts = open_prompts(settings.data)
     parts = [part.strip() for part in form.partition("(")[2].partition(")")[0].split(",")]
     names = [part.partition("=")[0] for part in parts if not part.startswith("*")]
@@ -85,7 +85,7 @@ def _call(found: Any, form: str, args: Namespace, settings: RunSettings) -> tupl
     if "sampling_params" in names:
         values["sample"] = _pending()
     for sample in [values.get("sample"), *values.get("samples", ())]:
-        if prompts is not None and sample is not None:  # a reward function reads what the data says
+        if prompts is not None and sample is not None:  # a reward function reads label and metadata
             sample.label, sample.metadata = prompts[0].label, dict(prompts[0].metadata)
     defaults = {name: ast.literal_eval(text) for name, text in (part.split("=") for part in parts if "=" in part)}
     named = {name: values.get(name) for name in behind if name != "*"} | taken_by(found, defaults)
@@ -147,13 +147,13 @@ def _batch(*, micro: bool = False) -> dict[str, Any]:
 
 
 class _Source:
-    """A data source of two samples a group."""
+    """A data source with two samples per group."""
 
     def get_samples(self, num_samples: int) -> list[list[SlimeSample]]:
         return [[_pending() for _ in range(2)] for _ in range(num_samples)]
 
     def add_samples(self, samples: list[list[SlimeSample]]) -> None:
-        """Forgets them."""
+        """Ignore the samples."""
 
 
 _VALUES: Mapping[str, Callable[[], Any]] = {
@@ -221,4 +221,4 @@ _GOOD: Mapping[str, Callable[[Any, Mapping[str, Any]], bool]] = {
     "custom_pg_loss_reducer_function_path": lambda r, _: callable(r) and r(_tensors(1)[0].repeat(2)).numel() == 1,
     "custom_loss_function_path": lambda r, _: r[0].numel() == 1 and isinstance(r[1], dict),
 }
-"""Of each hook that can be called: whether what it returned, or did to the values, can be used."""
+"""For each hook that can be called, a check of its result, or of its changes to the values."""

@@ -1,4 +1,4 @@
-"""Meaning of Megatron's flags about a model's shape and a run, by `config.json` and by our settings."""
+"""True values of Megatron's flags about a model's shape and a run, from `config.json` and our settings."""
 
 import os.path
 import re
@@ -10,7 +10,7 @@ from agentrl.config.fields import Sections
 from agentrl.modelfolder import EXPERTS, read_config, text_config
 
 Config = Mapping[str, Any]
-Fact = Callable[[Config, Any], Any]  # from config.json, and the value that was given, to what it is
+Fact = Callable[[Config, Any], Any]  # maps config.json and the given value to the true value
 
 
 def _head(config: Config) -> Any:
@@ -22,7 +22,7 @@ def _rope(config: Config, name: str) -> Any:
 
 
 def _spec(config: Config, given: str) -> str:
-    """slime names a module for each family that Megatron's arguments cannot describe; one that ends with _vl sees images."""
+    """Check slime's module for a model family that Megatron's arguments cannot describe; _vl means with images."""
     package, _, module = given.split()[0].rpartition(".")
     fits = package == "slime_plugins.models" and config["model_type"].startswith(module.removesuffix("_vl"))
     return given if fits else "of config.json"
@@ -34,7 +34,7 @@ _SIGMOID = ("minimax_m2", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "kimi_k2")
 
 
 def _sparse(config: Config, given: Any) -> Any:
-    """Megatron's pattern of layers: one for every so many, or an expression like `[0]*3+[1]*58`."""
+    """Compare Megatron's pattern of sparse layers: a period, or an expression like `[0]*3+[1]*58`."""
     skipped, every = set(config.get("mlp_only_layers") or ()), config.get("decoder_sparse_step") or 1
     first, layers = config.get("first_k_dense_replace") or 0, range(config["num_hidden_layers"])
     found = [int(i >= first and (i + 1) % every == 0 and i not in skipped) for i in layers]
@@ -48,7 +48,7 @@ def _sparse(config: Config, given: Any) -> Any:
 SHAPES: Mapping[str, Fact] = {
     "num_layers": lambda c, _: c["num_hidden_layers"],
     "hidden_size": lambda c, _: c["hidden_size"],
-    "ffn_hidden_size": lambda c, given: c.get("intermediate_size") or given,  # without it all layers have experts
+    "ffn_hidden_size": lambda c, given: c.get("intermediate_size") or given,  # if missing, all layers have experts
     "num_attention_heads": lambda c, _: c["num_attention_heads"],
     "num_query_groups": lambda c, _: c.get("num_key_value_heads") or c["num_attention_heads"],
     "group_query_attention": lambda c, _: (
@@ -109,7 +109,7 @@ SHAPES: Mapping[str, Fact] = {
     "model_name": lambda c, given: given if c["model_type"] in given.lower() else c["model_type"],
     "loss_mask_type": lambda c, given: given if "qwen" in c["model_type"] and given in _QWEN else "the template's",
 }
-"""By the flag's name; a KeyError where config.json does not say."""
+"""Facts by the flag's name. They raise KeyError if config.json lacks the value."""
 
 RUNS: Mapping[str, Callable[[Sections], Any]] = {
     "debug_train_only": lambda s: bool(s.cluster.load_debug_rollout_data or s.data.sft_turns),
@@ -120,10 +120,10 @@ RUNS: Mapping[str, Callable[[Sections], Any]] = {
 
 
 def facts(settings: Sections, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The true facts, of those names in `given` that can be known."""
+    """Return the true values of the names in `given`; None or no entry if unknown."""
     found: dict[str, Any] = {name: RUNS[name](settings) for name in given if name in RUNS}
     folder = Path(os.path.expanduser(settings.train.hf_checkpoint or ""))
-    if not os.path.isfile(folder / "config.json"):  # unlike Path's, False for a name that is too long, too
+    if not os.path.isfile(folder / "config.json"):  # unlike `Path.is_file`, this is False for a name that is too long
         return found
     config = text_config(read_config(folder))
     for name, value in given.items():

@@ -1,22 +1,22 @@
-"""slime's and Megatron's settings: what each of them is here, by the table `flags.tsv`.
+"""slime's and Megatron's settings, and their meaning here, by the table `flags.tsv`.
 
-Its columns: the name (`x_*` is all that begin so); how many values it takes (`flag` none, `one`, `many`); its state; the
-target; what slime ignores it without (`a|b`: either, `!a`: only without, `a>1`: only where it is more); slime's default where
-ours differs, or we have none; why it is refused and what to do. Targets may begin with
-`VALUE>SETTING=VALUE` for single values (nothing behind the arrow: accepted, it is so anyway). States:
+Columns: the name (`x_*`: all names that begin with `x_`); the number of values (`flag` none, `one`, `many`); the state;
+the target; the condition without which slime ignores the setting (`a|b`: one is set, `!a`: not set, `a>1`: above 1);
+slime's default, if ours differs or we have none; reason and remedy of a refusal. Targets may begin with
+`VALUE>SETTING=VALUE` for single values (nothing behind the arrow: the value is accepted without effect). States:
 
-- `same`: a setting of ours. A row of another state becomes that by itself when a setting of its name is made.
-- `set`: the target's settings, with its value or that behind `=`; of `SETTING{KEY}` the value's only entry.
-- `agrees`: accepted where it says what is so anyway: one of the target's values, `config`, what `facts` says of this run, or
-  what an environment variable says (`$NAME`).
-- `own`: none of ours, but a hook or a key that `agentrl.compat` and user functions find in `args`: goes to `compat_options`.
-- `hint`: changes neither loss nor samples: accepted, with one of the target's values if any; a note says the last column.
-- `args`: no flag, but in slime's `args`, with the default.
-- `refused`: not here; the last column says why, and what to do.
-- `called`: refused as unknown, with the target as the proposal.
+- `same`: one of our settings. A row of any state becomes `same` once we have a setting of that name.
+- `set`: sets the target's settings to the value, or to the value behind `=`; `SETTING{KEY}` to the value's only entry.
+- `agrees`: accepted if the value is true here anyway: one of the target's values, for `config` the value that `facts`
+  finds, or for `$NAME` the value of the environment variable.
+- `own`: a hook, or a key that `agentrl.compat` and user functions read from `args`. It is stored in `compat_options`.
+- `hint`: changes neither loss nor samples. Accepted, with one of the target's values if any; last column: a note.
+- `args`: a key of slime's `args` without a flag; it has the default.
+- `refused`: not supported; the last column has reason and remedy.
+- `called`: refused as unknown, with the target as the suggestion.
 
-One principle for what has no effect: our own command lines are refused with it; slime's (`--slime-defaults`,
-`--slime-script`) go on as they do there, and a note says it."""
+A setting without effect is refused on our own command lines. On slime's (`--slime-defaults`, `--slime-script`) it is
+ignored as in slime, with a note."""
 
 import functools
 import json
@@ -56,14 +56,14 @@ def table() -> Mapping[str, FlagRow]:
 
 @functools.cache
 def defaults(*, ours: bool) -> Mapping[str, Any]:
-    """slime's defaults: of settings of ours where that differs, or of all that are none (for `args`)."""
+    """Return slime's defaults: of our settings if slime's differ, or of all other settings (for `args`)."""
     named = (row for row in table().values() if row.default)
     return {row.name: json.loads(row.default) for row in named if (row.name in all_fields()) is ours}
 
 
 @functools.cache
 def row_of(name: str) -> FlagRow | None:
-    """The row that says what a name is; `same` for whatever is a setting of ours."""
+    """Return the row of a name. Its state is `same` if the name is one of our settings."""
     plain = name.lstrip("-").replace("-", "_")
     patterns = (row for row in table().values() if "*" in row.name and fnmatchcase(plain, row.name))
     found = table().get(plain) or next(patterns, None)
@@ -71,7 +71,7 @@ def row_of(name: str) -> FlagRow | None:
 
 
 class Flags:
-    """The table's entries, as `agentrl.config` asks for them."""
+    """The table's entries, in the interface of `agentrl.config`."""
 
     def called(self) -> Mapping[str, str]:
         return {row.name: row.target for row in table().values() if row.state == "called"}
@@ -89,7 +89,7 @@ class Flags:
         row = row_of(name)
         assert row is not None
         if row.target.startswith("$"):
-            # The value is a secret, and not even written into a message.
+            # The value is a secret, so it must not be in a message.
             if "".join(values) == os.environ.get(row.target[1:], ""):
                 return {}
             raise SettingsError(f"{flag_of(row.name)}: it is not what {row.target[1:]} says; {row.remedy}")
@@ -154,7 +154,7 @@ class Flags:
     def settle(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> Part:
         values, origins = dict(values), dict(origins)
         if not isinstance(own := values.get(OWN) or {}, Mapping):
-            return values, origins  # refused where settings are read
+            return values, origins  # the reader of settings refuses it
         if path := own.get("custom_config_path"):
             self._take_file(str(path), values, origins)
         if values.get("custom_rm_path") == f"{_DISTILLATION}.reward_func":
@@ -172,7 +172,7 @@ class Flags:
         return {**values, OWN: {**(values.get(OWN) or {}), **ignored}}, origins
 
     def _take_file(self, path: str, values: dict[str, Any], origins: dict[str, str]) -> None:
-        """As slime does: its keys reach `args`, and one that is a setting there wins over everything."""
+        """Read the file as slime does: its keys reach `args`, and keys that are slime's settings override all."""
         name, document, lines = read_document(path, "--custom-config-path")
         for raw, value in document.items():
             key, where = str(raw), f"{name} line {lines.get((str(raw),), 0)}, {raw}"
@@ -213,17 +213,17 @@ class Flags:
 
 
 def _assigned(words: Sequence[str], text: str) -> dict[str, Any]:
-    """`field=value` or `field`, which takes the text."""
+    """Return the settings in words `field=value`, or `field`, which gets the text."""
     pairs = (word.partition("=") for word in words if word)
     return {name: json_or_text(value) if equals else text for name, equals, value in pairs}
 
 
 _DISTILLATION, _SEEING = "slime.rollout.on_policy_distillation", "slime_plugins.models.qwen3_5_vl"
-"""slime's reward function that asks a teacher, and its model that trains weights for images too."""
+"""slime's module of the reward function that asks a teacher, and its model that also trains the vision tower."""
 
 
 def _distil(values: dict[str, Any]) -> None:
-    """slime asks a teacher by a reward function of its own, and rewards with 0; here the run asks, and there is no reward."""
+    """Translate slime's distillation by a reward function, which returns 0. Here the run asks the teacher."""
     own = dict(values.get(OWN) or {})
     own.pop("custom_reward_post_process_path", None)
     url = str(values.pop("rm_url", "")).removesuffix("/generate")

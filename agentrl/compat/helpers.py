@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 @functools.cache
 def load_function(path: str) -> Any:
-    """The object that a path names, as it is: who calls it has slime's args and samples."""
+    """Return the object at a path, unadapted, because its callers have slime's args and samples."""
     return find_object(path, what="load_function")
 
 
 class SingletonMeta(type):
-    """Classes with one instance in a process, until the run ends."""
+    """Metaclass of classes with one instance in a process, until the run ends."""
 
     instances: ClassVar[dict[type, Any]] = {}
 
@@ -50,9 +50,9 @@ def _client() -> httpx.AsyncClient:
 async def post(
     url: str, payload: Mapping[str, Any] | None, max_retries: int = 60, headers: Mapping[str, str] | None = None
 ) -> Any:
-    """The JSON that a server answers; one that cannot be reached, or fails, is asked again after a second.
+    """Return a server's JSON answer. A server that is unreachable or fails is asked again after a second.
 
-    The trajectory's deadline ends it, as it ends all that a generate function awaits."""
+    The trajectory's deadline ends the retries, as it ends everything that a generate function awaits."""
     for left in range(max_retries - 1, -1, -1):
         try:
             if (answer := await _client().post(url, json=payload or {}, headers=headers)).is_error:
@@ -79,13 +79,13 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine, from code that is not async; it runs in an event loop of its own."""
+    """Return the result of a coroutine to synchronous code. The coroutine runs in a separate event loop."""
     return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
 
 
 @functools.cache
 def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
-    """The tokenizer of a model folder; its own code is not run, whatever `trust_remote_code` says."""
+    """Return the tokenizer of a model folder. Code in the folder is never run, even with `trust_remote_code`."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(name_or_path, **{**kwargs, "trust_remote_code": False})
@@ -121,14 +121,14 @@ class RolloutFnTrainOutput:
 
 @dataclass
 class RolloutFnEvalOutput:
-    """The result of an evaluation: for each set `rewards`, `truncated` and `samples`, one each a sample."""
+    """The result of an evaluation: for each set `rewards`, `truncated` and `samples`, with one entry per sample."""
 
     data: dict[str, dict[str, Any]]
     metrics: dict[str, Any] | None = None
 
 
 def call_rollout_fn(function: Callable[..., Any], *args: Any, evaluation: bool, **kwargs: Any) -> Any:
-    """Call a rollout function; what it returns bare is put into its record."""
+    """Call a rollout function, and wrap a bare result in its record."""
     output = function(*args, **kwargs, evaluation=evaluation)
     if isinstance(output, (RolloutFnTrainOutput, RolloutFnEvalOutput)):
         return output
@@ -136,7 +136,7 @@ def call_rollout_fn(function: Callable[..., Any], *args: Any, evaluation: bool, 
 
 
 def sleep(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> NoReturn:
-    """A rollout function that never returns: the engines stay up for others."""
+    """Block forever: a rollout function that keeps the engines up for other programs."""
     while True:
         time.sleep(3600)
 
@@ -160,18 +160,18 @@ def check_reward_nonzero_std(args: Any, samples: Sequence[SlimeSample], **kwargs
 
 
 def check_reward_nonzero_std_with_fallback(args: Any, samples: Sequence[SlimeSample], **kwargs: Any) -> FilterOutput:
-    """The same, but a group is kept where dropping it would need more sampling."""
+    """Keep a group if its rewards differ, or if dropping it would need more sampling."""
     return replace(check_reward_nonzero_std(args, samples), keep_when_insufficient=True)
 
 
 async def async_rm(args: Any, sample: SlimeSample, **kwargs: Any) -> Any:
-    """The sample's reward: by the function that it names, that the run names, or a built-in grader."""
+    """Return the sample's reward, by the sample's function, the run's function, or a built-in grader."""
     path = getattr(sample, "custom_rm_path", None) or getattr(args, "custom_rm_path", None)
     return await _awaited(load_function(path)(args, sample, **kwargs)) if path else await rm_hub.async_rm(args, sample)
 
 
 async def batched_async_rm(args: Any, samples: Sequence[SlimeSample], **kwargs: Any) -> list[Any]:
-    """The rewards of many samples; a function of the run's is called once with all of them."""
+    """Return the rewards of many samples. The run's function is called once with all of them."""
     if path := getattr(args, "custom_rm_path", None):
         return list(await _awaited(load_function(path)(args, samples, **kwargs)))
     return await asyncio.gather(*(async_rm(args, sample, **kwargs) for sample in samples))
@@ -196,7 +196,7 @@ def compute_gpqa_reward(response: str, label: Any, metadata: Mapping[str, Any] |
 def compute_score(
     solution_str: str, ground_truth: str, strict_box_verify: bool = False, pause_tokens_index: Any = None
 ) -> dict[str, Any]:
-    """slime's `dapo` score: `score` (1 or -1), `acc` and `pred`, by the `dapo` grader."""
+    """Return slime's `dapo` score: `score` (1 or -1), `acc` and `pred`, by the `dapo` grader."""
     form = {"dapo_form": "boxed" if strict_box_verify else "answer"}
     grade = rm_hub.grade("dapo", solution_str, ground_truth, form)
     return {"score": grade.score, "acc": grade.score > 0, "pred": grade.extracted}

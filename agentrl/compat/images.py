@@ -10,7 +10,7 @@ from agentrl.compat.helpers import load_tokenizer
 
 
 class Processor:
-    """A model's processor. Its pixels are tensors also if no `return_tensors` is given, as where torchvision makes them."""
+    """A model's processor. Its pixels are tensors even without `return_tensors`, as with torchvision's processors."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
@@ -25,19 +25,19 @@ class Processor:
 
 
 def load_processor(name_or_path: str, **kwargs: Any) -> Processor | None:
-    """The processor of a model folder; None if the model sees no images. Its own code is not run."""
+    """Return the processor of a model folder; None if the model takes no images. Code in the folder is not run."""
     found = vision.load_processor(name_or_path, load_tokenizer(name_or_path, **kwargs))
     return None if found is None else Processor(found)
 
 
 def build_processor_kwargs(multimodal_inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """`multimodal_inputs` with what lets a processor return ids as lists and pixels as tensors."""
+    """Return `multimodal_inputs`, with arguments for ids as lists and pixels as tensors."""
     made = {"return_mm_token_type_ids": False, **(multimodal_inputs or {})}
     return made | {"images_kwargs": {**made.get("images_kwargs", {}), "return_tensors": "pt"}}
 
 
 def encode_image_for_rollout_engine(image: Any) -> str:
-    """A Pillow image as the data URL of a PNG, in RGB."""
+    """Return a Pillow image as the data URL of a PNG, in RGB."""
     held = io.BytesIO()
     image.convert("RGB").save(held, "PNG")
     return f"data:image/png;base64,{base64.b64encode(held.getvalue()).decode()}"

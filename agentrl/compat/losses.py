@@ -1,13 +1,13 @@
 """slime's functions inside a loss: importance weights, reducers and whole losses, with whole samples on every rank.
 
-1. What ranks of context parallelism hold of a sample is joined before a function sees it, and its part taken back from the
-   result; gradients go the same way. So slime's helpers for cut samples have nothing to do here.
-2. Logits are of the whole vocabulary. Rows that predict a prompt's tokens are 0: they were not computed.
-3. `sum_of_sample_mean` sums by the weights that the run's settings give tokens, times what slime divides by afterwards:
-   with `--loss-denominator all` it is slime's.
-4. A `RolloutBatch` is a dict of lists with one entry a sample, under slime's keys. Per-token entries are float32 tensors
-   over the response (`loss_masks`: int32). Log-probs and values are 0 where a token does not train. `rewards` are as
-   slime's trainer sees them: with an estimator that compares within groups, relative to the group."""
+1. Parts of a sample on context-parallel ranks are joined before a function gets them, and each rank takes its part of
+   the result. Gradients take the same path. So slime's helpers for split samples do nothing here.
+2. Logits cover the whole vocabulary. Rows that predict prompt tokens are 0, because they are not computed.
+3. `sum_of_sample_mean` sums with the token weights of the run's settings, times the divisor that slime applies
+   afterwards. With `--loss-denominator all` it is slime's.
+4. A `RolloutBatch` is a dict of lists with one entry per sample, under slime's keys. Per-token entries are float32
+   tensors over the response (`loss_masks`: int32). Log-probs and values are 0 where a token does not train. `rewards`
+   are as slime's trainer sees them: with an estimator that compares within groups, relative to the group."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ PER_TOKEN = {"log_probs": "old_log_probs", **dict(zip(_SAME, _SAME, strict=True)
 
 
 def rollout_batch(batch: TrainBatch, device: torch.device, algorithm: Algorithm | None = None) -> RolloutBatch:
-    """The samples of `batch`, with what was computed of them."""
+    """Return the samples of `batch`, with the arrays that were computed for them."""
     response, arrays = batch.response_lengths.tolist(), batch.arrays()
 
     def there(array: NDArray[Any]) -> Tensor:
@@ -67,14 +67,14 @@ def rollout_batch(batch: TrainBatch, device: torch.device, algorithm: Algorithm 
 
 
 def microbatch(batch: TrainBatch, device: torch.device) -> RolloutBatch:
-    """As slime's losses get the samples: all of their keys are there, and `tokens` are one sequence [1, T]."""
+    """Return the samples as slime's losses get them: with all keys, and `tokens` as one sequence [1, T]."""
     absent = dict.fromkeys((*PER_TOKEN, "multimodal_train_inputs", "packed_seq_params"))
     found = rollout_batch(batch, device)
     return {**absent, **found, "tokens": torch.cat(found["unconcat_tokens"])[None]}
 
 
 def flat(data: Mapping[str, Any], key: str, what: str) -> Tensor:
-    """The entries of a key, joined to [R]. Raises PluginError: a sample has no tensor of its response's length."""
+    """Return a key's entries, joined to [R]. Raises PluginError: a sample has no tensor of its response's length."""
     parts = [torch.as_tensor(entry) for entry in data.get(key) or ()]
     if (shapes := [list(part.shape) for part in parts]) != (want := [[n] for n in data["response_lengths"]]):
         shaped = f"expected tensors of the shapes {want!s:.80}, got {shapes!s:.80}"
@@ -83,7 +83,7 @@ def flat(data: Mapping[str, Any], key: str, what: str) -> Tensor:
 
 
 class Whole:
-    """The response tokens of a microbatch's samples one after the other, [n], of which this rank computed [N]."""
+    """The response tokens of a microbatch's samples, concatenated: [n], of which this rank computed [N]."""
 
     def __init__(self, step: StepInputs, mb: MicrobatchTensors, args: Any) -> None:
         self.step, self.index, self.batch = step, mb.response_index, step.batch.select(mb.samples)
@@ -96,12 +96,12 @@ class Whole:
         """The divisor of a step's sum in slime."""
 
     def join(self, own: Tensor, places: Tensor | None = None, size: int | None = None) -> Tensor:
-        """[N, ...] of this rank to [n, ...] (or to `places` of `size`), 0 where no rank has it; differentiable."""
+        """Join the ranks' [N, ...] to [n, ...] (or to `places` of `size`), 0 where no rank has it; differentiable."""
         found = own.new_zeros(len(self.positions) if size is None else size, *own.shape[1:])
         return self.step.ranks.add_up(found.index_copy(0, self.places if places is None else places, own))
 
     def split(self, values: Tensor) -> Lists:
-        """[n] as one tensor a sample."""
+        """Split [n] into one tensor per sample."""
         return list(values.split(self.lengths))
 
 
@@ -146,7 +146,7 @@ def amended(
 
 
 def _factors(reducer: Callable[[Tensor], Tensor], whole: Whole, loss: Tensor) -> Tensor:
-    """The weight of a token [N] of the policy term by slime's reducer, over its weight by the settings."""
+    """Return each token's weight [N] in the policy term by slime's reducer, divided by its weight by the settings."""
     step, values = whole.step, whole.join(loss.detach()).requires_grad_()
     total = reducer(values)
     (slopes,) = torch.autograd.grad(total, values)
@@ -159,7 +159,7 @@ def _factors(reducer: Callable[[Tensor], Tensor], whole: Whole, loss: Tensor) ->
 
 
 def all_gather_with_cp(tensor: Tensor, total_length: int, response_length: int) -> Tensor:
-    """The tensor: a sample is whole already. Also in the place of slime's opposite of it."""
+    """Return `tensor`, because samples are whole already. It also replaces slime's inverse of this function."""
     return tensor
 
 
@@ -172,7 +172,7 @@ def get_responses(
     response_lengths: Sequence[int],
     apply_temperature: bool = True,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each sample the logits [response, vocabulary] that predict its response, over the temperature, and its tokens."""
+    """Yield for each sample the logits [response, vocabulary] of its response, over temperature, and its tokens."""
     scaled = logits[0] / args.rollout_temperature if apply_temperature else logits[0]
     for part, tokens, n in zip(scaled.split(list(total_lengths)), unconcat_tokens, response_lengths, strict=True):
         yield part[len(part) - n - 1 : -1], tokens[len(tokens) - n :]
@@ -181,7 +181,7 @@ def get_responses(
 def get_log_probs_and_entropy(
     logits: Tensor, *, with_entropy: bool = False, non_loss_data: bool = True, **where: Any
 ) -> tuple[Tensor, dict[str, Lists]]:
-    """Log-probs (and entropies) of the response tokens, one tensor a sample; `where` as of `get_responses`."""
+    """Return log-probs (and entropies) of the response tokens, one tensor per sample. `where`: see `get_responses`."""
     logs = [(part.log_softmax(-1), tokens) for part, tokens in get_responses(logits, **where)]
     found = {"log_probs": [part.gather(-1, tokens[:, None])[:, 0] for part, tokens in logs]}
     if with_entropy:

@@ -1,10 +1,10 @@
-"""slime's module names, answered by ours, and what counts as a slime function.
+"""slime's module names, resolved to our objects, and the test for slime functions.
 
-1. `names.tsv` says which object of ours each of slime's names is (`*`: the whole module). Nothing is imported before it
-   is asked for. A name that is not in the table is an ImportError that says so.
-2. The names resolve from the moment at which a first user's file is loaded, so that imports inside functions work too;
-   ours win over an installed slime, whose classes the run would not know.
-3. A function is slime's if its file imports slime: it is called with slime's args and samples (`calls.adapted`)."""
+1. `names.tsv` maps slime's names to our objects (`*`: the whole module), which are imported at their first use. A name
+   that is not in the table raises an ImportError.
+2. The names resolve once a first user file is loaded, so that imports inside functions work too. They take precedence
+   over an installed slime, whose classes the run would not know.
+3. A function is slime's if its file imports slime. It is called with slime's args and samples (`calls.adapted`)."""
 
 import ast
 import functools
@@ -25,7 +25,7 @@ ROOTS = ("slime", "slime_plugins")
 
 @functools.cache
 def names() -> dict[str, dict[str, str]]:
-    """slime's modules: for each its names, and where ours are (`module:name`)."""
+    """Return for each of slime's modules its names, and the paths of our objects (`module:name`)."""
     table: dict[str, dict[str, str]] = {}
     for module, name, ours in rows(__package__, "names.tsv"):
         table.setdefault(module, {})[name] = ours
@@ -33,7 +33,7 @@ def names() -> dict[str, dict[str, str]]:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds slime's modules in the table."""
+    """Import finder for slime's modules in the table."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         if fullname.partition(".")[0] not in ROOTS:
@@ -58,7 +58,7 @@ def _known(module: str) -> bool:
 
 def _look_up(module: str, name: str) -> Any:
     if (ours := names().get(module, {}).get(name)) is None:
-        # Python asks for a submodule in this way too, and for what it may do without.
+        # Python also looks up submodules and optional dunder names here, and expects AttributeError.
         wrong = AttributeError if name.startswith("__") or _known(f"{module}.{name}") else ImportError
         known = ", ".join(names().get(module, {})) or "only modules"
         raise wrong(f"agentrl has no counterpart of {module}.{name}; of that module it has {known}")
@@ -70,13 +70,13 @@ _FINDER = _Finder()
 
 
 def install() -> None:
-    """Let slime's names resolve to ours in this process from here on."""
+    """Make slime's names resolve to our objects in this process."""
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
 
 
 def speaks_slime(found: Any) -> bool:
-    """Return true if the file of a function or class, unwrapped, imports slime, or `names.tsv` has it."""
+    """Return true if the file of a function or class, unwrapped, imports slime, or is slime's or this package's."""
     found = inspect.unwrap(getattr(found, "func", found))
     module = str(getattr(found, "__module__", "") or "")
     if module.partition(".")[0] in ROOTS or module.startswith(f"{__package__}."):
@@ -100,7 +100,7 @@ def _imports_slime(file: str) -> bool:
 
 
 def adapt(found: Any, what: str) -> Any:
-    """Returns `found` in our form if it has slime's; see `plugins.Compat`."""
+    """Return `found`, adapted to our form if it has slime's; see `plugins.Compat`."""
     from agentrl.compat.calls import adapted, four_to_three
 
     if what == "--data-source-path" and inspect.isclass(found) and speaks_slime(found):

@@ -1,10 +1,10 @@
 """slime's hooks around rollouts: `hooks.tsv` has their settings, forms and moments, `compat_options` their paths.
 
-1. A rollout function plays whole rollouts on groups of the ledger: what it returns is completed, what it gives back
-   (`data_source.add_samples`) waits to be played again, and what it does neither with is dropped, with that reason.
-   Groups of its own making are taken up by the ledger. So it needs max_staleness 0.
+1. A rollout function generates whole rollouts from groups of the ledger, so it needs max_staleness 0. Groups that it
+   returns are completed, groups that it passes to `data_source.add_samples` wait for a later rollout, and other groups
+   are dropped, with that reason. New groups of the function are added to the ledger.
 2. The sample filter is called with the groups of every batch, also after a resume; it marks samples by `remove_sample`.
-3. All samples are those played by this process since the batch before, groups that were dropped included."""
+3. "All samples" are those that this process generated since the previous batch, dropped groups included."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -30,7 +30,7 @@ OURS = (
     "slime.rollout.sglang_rollout.generate_rollout",
     "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
 )
-"""Rollout functions whose work the run does itself: played in one go, or ahead of the trainer (max_staleness)."""
+"""slime's rollout functions that the run replaces: rollout by rollout, or ahead of the trainer (max_staleness)."""
 
 
 class SlimeRollouts(RolloutHooks):
@@ -53,7 +53,7 @@ class SlimeRollouts(RolloutHooks):
         self.alone = next((name for name, function in needs.items() if function is not None), "")
         self._log = self._load("custom_rollout_log_function_path")
         self._log_evaluation = self._load("custom_eval_rollout_log_function_path")
-        if args.data_source_path:  # whether it is slime's is known from here on
+        if args.data_source_path:  # loading shows if it is slime's
             names = ("DataSource", "RolloutDataSource")
             load_object(args.data_source_path, what="--data-source-path", default_names=names)
         self._each = args.compat_options.get("rollout_sample_hook_path")
@@ -169,7 +169,7 @@ class _Leases:
             self._store.release(number, "given back by the rollout function")
 
     def settle(self, output: Any) -> None:
-        """Complete what the function returned; drop what it neither returned nor gave back."""
+        """Complete the groups that the function returned; drop groups that it neither returned nor added back."""
         if not isinstance(output, RolloutFnTrainOutput):
             raise PluginError(f"expected RolloutFnTrainOutput, got {type(output).__name__}")
         for group in _groups(output.samples, "rollout_function_path"):
@@ -194,7 +194,7 @@ def _flat(group: Any) -> Any:
 
 
 def _groups(samples: Sequence[Any], what: str) -> list[Group]:
-    """Finished groups as ours, checked; single samples of one `group_index` are one."""
+    """Return finished groups in our form, checked. Single samples with one `group_index` are one group."""
     listed: dict[Any, list[Any]] = {}
     for at, item in enumerate(samples):
         members = list(_flat(item))

@@ -1,9 +1,9 @@
-"""slime's `Sample`: ours, open to more attributes and with slime's methods.
+"""slime's `Sample`: our class, with free attributes and slime's methods.
 
-1. A slime function gets one (`Sample.of`) and may set any attribute on it. What it leaves comes back into ours
-   (`plain`); attributes that ours lacks lie in `metadata[ATTRIBUTES]` and are there again for the next slime function.
-2. Where it set tokens or mask itself and the segments do not say so, they are left out (as for any custom generate).
-3. Images are Pillow's in its `multimodal_inputs`. Ours names them there by hash, and has their files in `images`."""
+1. A slime function gets a `SlimeSample` (from `of`) and may set any attribute. `plain` copies it back into our sample.
+   Attributes that ours lacks are stored in `metadata[ATTRIBUTES]`, and restored for the next slime function.
+2. If the function set tokens or mask itself, and segments no longer fit, they are dropped (as for any custom generate).
+3. slime's `multimodal_inputs` has Pillow images. Ours has their hashes, and `images` has the files."""
 
 import io
 import json
@@ -44,7 +44,7 @@ class SlimeSpecInfo(_Counts, ours.SpecInfo):
 
 @dataclass
 class PrefixCacheInfo(_Counts):
-    """Prompt tokens, and those of them that an engine had cached."""
+    """Numbers of prompt tokens, and of prompt tokens that an engine had cached."""
 
     cached_tokens: int = 0
     total_prompt_tokens: int = 0
@@ -73,7 +73,7 @@ class SlimeSample(ours.Sample):
 
     @classmethod
     def of(cls, sample: ours.Sample) -> "SlimeSample":
-        """The sample as a slime function sees it; its lists are lists, and are shared."""
+        """Return the sample as a slime function sees it. Lists are shared with `sample`; arrays become lists."""
         made = cls(**{f.name: getattr(sample, f.name) for f in fields(ours.Sample)})
         for name in ("tokens", "loss_mask", "rollout_log_probs", "teacher_log_probs"):
             if (values := getattr(made, name)) is not None and not isinstance(values, list):
@@ -87,7 +87,7 @@ class SlimeSample(ours.Sample):
         return made
 
     def plain(self, into: ours.Sample | None = None) -> ours.Sample:
-        """Our sample of this one: `into`, changed, or a new one."""
+        """Return this sample in our form: `into`, changed in place, or a new sample."""
         values = {f.name: getattr(self, f.name) for f in fields(ours.Sample)}
         values["status"] = Status(getattr(self.status, "value", self.status))
         values["spec_info"] = ours.SpecInfo(**asdict(self.spec_info))
@@ -102,11 +102,11 @@ class SlimeSample(ours.Sample):
         try:
             new.validate()
         except SampleError:
-            new.segments = []  # it wrote tokens or mask itself: who wrote which is not known any more
+            new.segments = []  # the function set tokens or mask, so it is unknown who wrote which
         return new
 
     def get_reward_value(self, args: Any = None) -> Any:
-        """The reward, or of a dict the entry under `args.reward_key`."""
+        """Return the reward, or the entry `args.reward_key` of a dict reward."""
         key = args if args is None or isinstance(args, str) else getattr(args, "reward_key", None)
         return self.reward[key] if key and isinstance(self.reward, dict) else self.reward
 
@@ -115,14 +115,14 @@ class SlimeSample(ours.Sample):
         return self.response_length if self.loss_mask is None else sum(self.loss_mask)
 
     def to_dict(self) -> dict[str, Any]:
-        """All attributes, added ones too."""
+        """Return all attributes, added ones included."""
         kept = {"status": self.status.value, "segments": super().to_dict()["segments"]}
         kept |= {"spec_info": asdict(self.spec_info), "prefix_cache_info": self.prefix_cache_info.to_dict()}
         return {f.name: getattr(self, f.name) for f in fields(self)} | vars(self) | kept
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`; what is no field becomes an attribute."""
+        """Return the inverse of `to_dict`. A key that is no field becomes an attribute."""
         known = {f.name for f in fields(cls)}
         sample = cls(**{name: value for name, value in data.items() if name in known})
         sample.status = Status(data.get("status", "pending"))
@@ -143,8 +143,8 @@ class SlimeSample(ours.Sample):
         text: str | None = None,
         update_terminal_info: bool = True,
     ) -> None:
-        """Append what the model wrote (`trainable`, with log-probs) or was shown; `meta_info` is the engine's answer's.
-        Raises ValueError: log-probs are missing where they are needed, too many or too few."""
+        """Append tokens that the model wrote (`trainable`, with log-probs) or was shown. `meta_info` comes from the
+        engine's answer. Raises ValueError: needed log-probs are missing, or the log-probs do not fit the tokens."""
         ids, meta = _numbers(tokens, int), dict(meta_info or {})
         known = None if log_probs is None else _numbers(log_probs, float)
         if known is not None and (len(known) != len(ids) or (not trainable and any(known))):
@@ -154,7 +154,7 @@ class SlimeSample(ours.Sample):
         before = self.response_length
         self.response += text or ""
         if ids:
-            # In place: user code goes on with the lists that it gave.
+            # Changed in place, because user code keeps using the lists that it set.
             self.loss_mask = [1] * before if self.loss_mask is None else self.loss_mask
             self.rollout_log_probs = [0.0] * before if self.rollout_log_probs is None else self.rollout_log_probs
             turn = 1 + max((segment.turn for segment in self.segments), default=0)
@@ -178,7 +178,7 @@ _FINISHED = {"length": Status.TRUNCATED, "abort": Status.ABORTED, "stop": Status
 
 
 def _opened(sample: ours.Sample) -> Any:
-    """`multimodal_inputs` with Pillow's images: the images that it names, or the prompt's."""
+    """Return `multimodal_inputs` with Pillow images: the images named there, or the prompt's."""
     import PIL.Image
 
     given, prompt = sample.multimodal_inputs, sample.prompt
@@ -194,7 +194,7 @@ def _opened(sample: ours.Sample) -> Any:
 
 
 def _named(sample: SlimeSample) -> tuple[Any, dict[str, Image]]:
-    """The inverse of `_opened`, and all images by hash."""
+    """Return the inverse of `_opened`, and all images by hash."""
     if not isinstance(given := sample.multimodal_inputs, dict) or not given.get("images"):
         return given, sample.images
     parts = [{"type": "image", "image": getattr(shown, "agentrl_image", shown)} for shown in given["images"]]
@@ -208,7 +208,7 @@ def _numbers(values: Any, kind: type) -> list[Any]:
 
 
 def keep_plain(sample: ours.Sample) -> None:
-    """Leave out the attributes that are no plain JSON: a ledger could not keep them."""
+    """Remove attributes that are not plain JSON, because the ledger could not store them."""
     if more := sample.metadata.get(ATTRIBUTES):
         sample.metadata[ATTRIBUTES] = {name: value for name, value in more.items() if _is_plain(value)}
 

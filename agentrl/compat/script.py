@@ -1,10 +1,10 @@
 """slime's launch scripts: the flags that a bash script gives to `train.py`, read without executing anything.
 
-1. Read are variables, arrays, functions, `source`, `${X:-default}`, `$((...))`, tests that can be decided, and of commands `seq`, `echo`,
-   `pwd`, `dirname`, `basename` and `cd`. Nothing is started, and no file is read but the ones that the script sources.
-2. What only running it would tell (what another command prints, what a loop makes) is a `Field` without text that says
-   where and why; a setting that needs its value is refused.
-3. The caller's environment counts only where the script reads a variable that it has not set."""
+1. Known are variables, arrays, functions, `source`, `${X:-default}`, `$((...))`, decidable tests, and the commands
+   `seq`, `echo`, `pwd`, `dirname`, `basename` and `cd`. Nothing is executed. Only sourced files are read.
+2. A value that only a run of the script shows (another command's output, a loop's result) is a `Field` without text,
+   with place and reason. A setting that needs the value is refused.
+3. The caller's environment is used only for variables that the script reads but has not set."""
 
 import ast
 import operator
@@ -29,16 +29,16 @@ _SUMS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 _PLACES = (*map(str, range(1, 10)), "@")  # a function's arguments
 _CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
 Command = tuple[list[Word], str]
-Known = bool | None  # True, False, or not to be known without running the script
+Known = bool | None  # None: unknown without running the script
 
-Branch = tuple[Known, Known, str]  # whether it is run, whether one of its `if` was, and the word that opened it
+Branch = tuple[Known, Known, str]  # whether the branch runs, whether an earlier one of its `if` ran, the opening word
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """A word of a command line, after expansion."""
 
-    text: str | None  # None where only running the script would tell
+    text: str | None  # None if only a run of the script would show it
     where: str  # `run.sh line 31`
     why: str = ""  # the reason why there is no text
 
@@ -54,8 +54,8 @@ class Launch:
 
 
 def read_script(path: str | Path, environ: Mapping[str, str] | None = None) -> Launch:
-    """The flags that the script would start slime's trainer with. Raises SettingsError: no such file, no or several
-    such commands, or the script itself stops before it."""
+    """Return the flags with which the script would start slime's trainer. Raises SettingsError: the file does not
+    exist, it has no such command or several, or the script stops before the command."""
     shell = _Shell(os.environ if environ is None else environ)
     try:
         shell.run(Path(os.path.abspath(os.path.expanduser(path))), f"--slime-script {path}")
@@ -98,7 +98,7 @@ class _Shell:
         self.files.pop()
 
     def _run(self, listed: list[Command], called: Known) -> Known:
-        """Read commands that are run if `called`; returns the status of the last."""
+        """Interpret commands that run if `called`. Return the status of the last command."""
         status: Known = True
         before, at, branches, outside = "", 0, list[Branch](), list[dict[str, list[Field]]]()
         while at < len(listed):
@@ -125,7 +125,7 @@ class _Shell:
                 outside.append(self.values.copy())
             elif ends == ")" and branches and branches[-1][2] == "(":
                 branches.pop()
-                self.values = outside.pop()  # what a subshell sets stays in it
+                self.values = outside.pop()  # a subshell's variables end with it
         return status
 
     def _block(self, words: list[Word], branches: list[Branch], status: Known) -> None:
@@ -194,7 +194,7 @@ class _Shell:
         if wanted.text is None:
             raise SettingsError(f"{where}: which file it sources is not known: {wanted.why}")
         if not os.path.isfile(file := Path(wanted.text)):
-            # Scripts name the folder in their own container; what lies likewise around this script is meant.
+            # Scripts name paths of their own container, so look for the end of the path around this script.
             tails = [Path(*file.parts[n:]) for n in range(1, len(file.parts) - 1) if ".." not in file.parts[n:]]
             near = (parent / tail for tail in tails for parent in self.files[-1].parents)
             if (found := next((path for path in near if os.path.isfile(path)), None)) is None:
@@ -234,7 +234,7 @@ class _Shell:
         return self.values.get(name, [])
 
     def _fields(self, word: Word) -> list[Field]:
-        """The word's expansion, split where the shell splits."""
+        """Return the word's expansion, split where the shell splits."""
         out, opened = list[list[Field]](), False
         for splits, values in self._pieces(word.raw, word.where):
             for number, found in enumerate(values):
@@ -254,7 +254,7 @@ class _Shell:
         return _glued([one for _, values in self._pieces(raw, where) for one in values], where)
 
     def _pieces(self, raw: str, where: str, *, quoted: bool = False) -> Iterator[tuple[bool, list[Field]]]:
-        """Each part's values, and whether the shell splits them at spaces."""
+        """Yield for each part whether the shell splits it at spaces, and its values."""
         at = 0
         while at < len(raw):
             end = ends_at(raw, at, where, quoted=quoted)
@@ -308,7 +308,7 @@ class _Shell:
             return Field(None, where, f"{where}: $(({text})) is not known without running the script")
 
     def _output(self, text: str, where: str) -> Field:
-        """The output of `$(...)`, of the few commands whose output is known."""
+        """Return the output of `$(...)`, which is known for a few commands."""
         cwd, printed = Path.cwd(), ""
         for words, ends in commands(text, where):
             said = [one.text for word in words for one in self._fields(word) if one.text != "--"]
@@ -330,7 +330,7 @@ class _Shell:
 
 
 def _function(words: list[Word], ends: str, listed: list[Command], at: int) -> tuple[str, list[Command], int]:
-    """The name and the commands of a function that begins with `words`, and the place behind it."""
+    """Return name and commands of a function that begins with `words`, and the index after it."""
     name = next((word.raw for word in words if word.raw not in ("function", "()")), "")
     opened = next((n for n, word in enumerate(words, 1) if word.raw == "{"), len(words))
     body, depth = [(words[opened:], ends)], 1
@@ -349,7 +349,7 @@ def _glued(found: list[Field], where: str) -> Field:
 
 
 def _decided(args: list[str | None]) -> Known:
-    """The result of a test; files are not looked at."""
+    """Return the result of a test; None if it is unknown, as for tests of files."""
     match args:
         case ["-z" | "-n" as asked, str(text)]:
             return (text == "") == (asked == "-z")

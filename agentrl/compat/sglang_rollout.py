@@ -1,6 +1,6 @@
-"""slime's `slime.rollout.sglang_rollout`: generating with the run's engines, for functions that do it themselves. The
-run's own rollouts do not pass here; a user's generate function, or a rollout function, does. Everything is looked up in
-this module, so that what a test or a user replaces here is what is called."""
+"""slime's `slime.rollout.sglang_rollout`: generation with the run's engines, for users' generate and rollout functions.
+The run's own rollouts do not use this module. Functions are looked up in this module when they are called, so that a
+test or a user can replace them."""
 
 import asyncio
 import inspect
@@ -18,7 +18,7 @@ Generated = SlimeSample | list[SlimeSample]
 
 
 class GenerateState(metaclass=SingletonMeta):
-    """Tokenizer, sampling parameters and bound on requests that generating shares; one in a process and run."""
+    """Shared tokenizer, sampling parameters and request limit of generation; one instance per process and run."""
 
     def __init__(self, args: Any) -> None:
         self.args = args
@@ -40,7 +40,7 @@ class GenerateState(metaclass=SingletonMeta):
 
 
 async def generate(args: Any, sample: SlimeSample, sampling_params: dict[str, Any]) -> SlimeSample:
-    """One answer to the sample's prompt, or the rest of one."""
+    """Generate an answer to the sample's prompt, or the rest of an answer."""
     state = GenerateState(args)
     if sample.status not in (SlimeSample.Status.PENDING, SlimeSample.Status.ABORTED):
         raise ValueError(f"a sample is generated when it is pending or aborted, this one is {sample.status.value}")
@@ -100,7 +100,7 @@ async def generate_and_rm(
 async def generate_and_rm_group(
     args: Any, group: list[SlimeSample], sampling_params: dict[str, Any], evaluation: bool = False
 ) -> list[Any]:
-    """All samples of a group side by side; with `group_rm` rewarded together."""
+    """Generate and reward all samples of a group concurrently; with `group_rm` reward them together."""
     if (state := GenerateState(args)).aborted:
         return group
     for sample in group:
@@ -114,7 +114,7 @@ async def generate_and_rm_group(
 
 
 async def apply_rollout_sample_hooks(args: Any, value: Any, **kwargs: Any) -> Any:
-    """Call the functions of `rollout_sample_hook_path` in turn with every sample; what one returns takes its place."""
+    """Call the functions of `rollout_sample_hook_path` in turn with every sample. A returned sample replaces it."""
     if isinstance(value, list):
         return [await apply_rollout_sample_hooks(args, item, **kwargs) for item in value]
     kwargs.setdefault("rollout_id", getattr(args, "rollout_id", None))
@@ -129,5 +129,5 @@ async def apply_rollout_sample_hooks(args: Any, value: Any, **kwargs: Any) -> An
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> NoReturn:
-    """The run's own behaviour; a user's function has `generate_and_rm_group`. Raises PluginError: always."""
+    """Stand for the run's own rollouts. Users' functions call `generate_and_rm_group`. Raises PluginError: always."""
     raise PluginError("the run plays and evaluates by itself: leave rollout_function_path or eval_function_path out")

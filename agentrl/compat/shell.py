@@ -1,4 +1,4 @@
-"""Bash cut into commands and words, as much of it as launch scripts use; nothing is expanded."""
+"""Splitting of Bash into commands and words, for the syntax that launch scripts use. Nothing is expanded."""
 
 import re
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ _BRACKETS = (("$((", "))"), ("$(", ")"), ("${", "}"), ('"', '"'), ("'", "'"), ("
 
 
 class Word(NamedTuple):
-    """A word as it is written, an array's assignment with its brackets; and its file and line."""
+    """A word as written (an array's assignment with its brackets), and its file and line."""
 
     raw: str
     where: str
 
 
 def commands(text: str, name: str) -> Iterator[tuple[list[Word], str]]:
-    """The words of each simple command, and the operator or the bracket behind it. A function's definition has a word
-    `()`. `name`: what the text is called in messages: a file,
-    or the line of one that it begins in (`run.sh line 3`). Raises SettingsError: a quote or bracket is not closed."""
+    """Yield the words of each simple command, and the operator or bracket after it. A function's definition has a word
+    `()`. `name`: the text's name in messages: a file, or a file and its first line (`run.sh line 3`). Raises
+    SettingsError: a quote or bracket is not closed."""
     file, _, first = name.rpartition(" line ") if " line " in name else (name, "", "1")
     at, words, after = 0, list[Word](), list[str]()
     while at < len(text):
@@ -72,8 +72,8 @@ def _word_end(text: str, at: int, where: str) -> int:
 
 
 def ends_at(text: str, at: int, where: str, *, quoted: bool = False) -> int:
-    """The end of the quote, bracket, escape or character that begins at `at`. `quoted`: this is inside double quotes,
-    where single quotes and brackets are plain. Raises SettingsError: it is never closed."""
+    """Return the end of the quote, bracket, escape or character that begins at `at`. `quoted`: `at` is inside double
+    quotes, where single quotes and brackets are plain. Raises SettingsError: the quote or bracket is not closed."""
     if plain := _PLAIN.match(text, at):
         return plain.end()
     if text[at] == "\\":

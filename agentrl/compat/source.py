@@ -1,6 +1,6 @@
-"""slime's data sources: for users' classes to build on, and users' own classes under our ledger. The ledger is the
-buffer: groups that were broken off, or given back by a rollout function, wait in it and are chosen by
-`--buffer-filter-path`. So a slime source is asked for new groups only, and nothing is added to it."""
+"""slime's data sources: base classes for users, and the adapter of users' classes to our ledger. The ledger is the
+buffer: groups that were aborted, or added back by a rollout function, wait there until `--buffer-filter-path` chooses
+them. So a slime source is asked for new groups only, and no group is added to it."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from agentrl.sample import Sample
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples: int) -> list[Any]:
-    """slime's buffer filter: the oldest groups."""
+    """Return the oldest groups, as slime's buffer filter does."""
     return ours.pop_first(args, buffer, num_samples)
 
 
@@ -41,7 +41,7 @@ class SlimeDataSource(ours.RolloutDataSource):
 
 
 class SlimeDataSourceWithBuffer(SlimeDataSource, ours.RolloutDataSourceWithBuffer):
-    """The same with a buffer, for functions that keep groups in it themselves."""
+    """`SlimeDataSource` with a buffer, for functions that store groups there."""
 
     def get_buffer_length(self) -> int:
         return len(self.buffer)
@@ -56,7 +56,7 @@ class SlimeDataSourceWithBuffer(SlimeDataSource, ours.RolloutDataSourceWithBuffe
 
 
 def as_slime(args: Any, sample: Sample) -> SlimeSample:
-    """A pending sample as slime's data sources give it."""
+    """Return a pending sample as slime's data sources deliver it."""
     made = SlimeSample.of(sample)
     if isinstance(made.prompt, list) and getattr(args, "apply_chat_template", False):
         made.prompt = rendered(args, sample)
@@ -64,13 +64,13 @@ def as_slime(args: Any, sample: Sample) -> SlimeSample:
 
 
 def adapted_source(kind: type) -> type:
-    """A user's data source class as our code builds and uses one."""
+    """Return an adapter class for a user's data source class."""
     adapted(kind)
     return type(kind.__name__, (SlimeSource,), {"kind": kind})
 
 
 class SlimeSource:
-    """A user's slime data source as our code uses one; a subclass for each names its class in `kind`."""
+    """Adapter of a user's slime data source. Each subclass has the user's class in `kind`."""
 
     kind: ClassVar[Any]
 
@@ -79,20 +79,20 @@ class SlimeSource:
         self._source = self.kind(self._args)
 
     def get_samples(self, num_groups: int) -> list[Group]:
-        """The source's next groups."""
+        """Return the source's next groups."""
         return [[sample.plain() for sample in group] for group in self._source.get_samples(num_groups)]
 
     def add_samples(self, groups: Sequence[Group]) -> None:
-        """Nothing: see the module."""
+        """Ignore the groups; see the module."""
 
     def save(self, path: str | Path) -> None:
-        """Let the source save under the number of this rollout, and note the number."""
+        """Let the source save under the number of this rollout, and write the number to `path`."""
         number = getattr(self._args, "rollout_id", None)
         self._source.save(number)
         Path(path).write_text(json.dumps(number))
 
     def load(self, path: str | Path) -> None:
-        """Let the source load what it saved last."""
+        """Let the source load what it saved under the number in `path`."""
         self._source.load(json.loads(Path(path).read_text()))
 
     def __len__(self) -> int:

@@ -1,9 +1,9 @@
-"""slime's hooks of training, at slime's moments and in slime's form: the rows of `hooks.tsv` whose side is training.
+"""slime's training hooks, called at slime's moments in slime's form: the rows of `hooks.tsv` with side `training`.
 
-1. Before the start a path is loaded, and its parameters compared. Exceptions of hooks name flag, path and the user's line.
-2. Hooks of a whole rollout see all of it on every rank, where slime's see a part; what they write has to be the same there.
-3. Rewards that a hook gave are final, as in slime: no estimator compares them within their group again.
-4. Three settings are our own as well (`OURS`): functions have our form if they can be called with two arguments."""
+1. Paths are loaded, and parameters checked, before the start. Exceptions of hooks name flag, path and the user's line.
+2. Hooks of a whole rollout get all of it on every rank (in slime, a part), and must write the same on every rank.
+3. Rewards from a hook are final, as in slime: no estimator compares them within their group again.
+4. Three settings (`OURS`) also take functions in our form, which can be called with two arguments."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _COLUMNS = {
 }
 _NEEDED = {"tokens", "response_lengths", "rewards", "sample_indices", "loss_masks"}
 _FOLLOWS = {"raw_reward", "truncated", "round_number", "total_lengths", "rollout_mask_sums", "source_names"}
-"""Of the columns of slime's train data the ones of a sample, the other required ones, and the derived ones."""
+"""Columns of slime's train data: fields of a sample, required columns, and derived columns."""
 
 
 class SlimeHooks(TrainHooks):
@@ -156,9 +156,9 @@ class SlimeHooks(TrainHooks):
 
 
 def converted(data: Any, groups: Groups) -> tuple[list[list[Sample]], list[float]]:
-    """The rows of slime's train data in the groups of the samples that they name, and their rewards in that order. A
-    row whose tokens are the sample's keeps what else there is known of it: turns, weight versions, log-probs. Raises
-    PluginError: a key is missing, of another length or none of slime's, or a row names no sample."""
+    """Return the rows of slime's train data in the groups of the samples that they name, and their rewards in that
+    order. A row with its sample's tokens keeps the sample's other data: turns, weight versions, log-probs. Raises
+    PluginError: a key is missing, unknown or of another length, or a row names no sample."""
     what = flag_of(CONVERT)
     keys = data.keys() if isinstance(data, Mapping) else set()
     if wrong := sorted(_NEEDED - keys or keys - _COLUMNS.keys() - _NEEDED - _FOLLOWS):
@@ -185,11 +185,11 @@ def converted(data: Any, groups: Groups) -> tuple[list[list[Sample]], list[float
     return kept, [sample.get_reward_value() for group in kept for sample in group]
 
 
-_default: list[Callable[..., Any]] = []  # the builder of our own model, for a provider of the user's that changes that
+_default: list[Callable[..., Any]] = []  # the builder of our own model, for users' providers that call it
 
 
 def get_model_provider_func(args: Any, role: str = "actor") -> Callable[..., Any]:
-    """slime's default provider, `(pre_process, post_process, vp_stage)`."""
+    """Return slime's default provider, `(pre_process, post_process, vp_stage)`."""
     return lambda pre_process=True, post_process=True, vp_stage=None: _default[0](
         pre_process=pre_process, post_process=post_process
     )

@@ -1,1 +1,1 @@
-"""An HTTP address for agents that know nothing of agentrl: their requests become token-exact trajectories."""
+"""An HTTP address for agents without agentrl code. Their requests become token-exact trajectories."""

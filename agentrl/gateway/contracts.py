@@ -14,11 +14,11 @@ RefusalKind = Literal["invalid", "not_found", "context", "limit", "overloaded", 
 
 @dataclass(frozen=True, slots=True)
 class Memo:
-    """A session's parts that the wire formats remember.
+    """Cache of the wire formats for one session.
 
     Attributes:
-        parts: of requests, by the function that read them and their JSON.
-        items: of answers in responses, by their ids, as they are read if the agent sends them back."""
+        parts: parsed parts of requests, by the function that parsed the part and by the part's JSON.
+        items: items of answers in OpenAI's responses format, by id, parsed as if the agent had sent them back."""
 
     parts: dict[tuple[Callable[..., Any], bytes], tuple[Any, ...]] = field(default_factory=dict)
     items: dict[str, Any] = field(default_factory=dict)
@@ -28,9 +28,9 @@ class Refusal(AgentRLError):
     """A request that gets an error in place of a turn.
 
     Attributes:
-        kind: `invalid` (400), `not_found` (404), `context` (400: the prompt does not fit, such that agents compact; the
-            message is "prompt is too long: N tokens > M maximum"), `limit` (429: a limit of the session), `overloaded`
-            (503: no engine answers), `failed` (502: the engines failed).
+        kind: `invalid` (400), `not_found` (404), `context` (400: the prompt does not fit; at the message "prompt is too
+            long: N tokens > M maximum" agents compact), `limit` (429: a limit of the session), `overloaded` (503: no
+            engine answers), `failed` (502: the engines failed).
         reason: for `limit`, the limit's name, for example `requests`."""
 
     def __init__(self, message: str, kind: RefusalKind = "invalid", reason: str = "") -> None:
@@ -40,7 +40,7 @@ class Refusal(AgentRLError):
 
     @property
     def status(self) -> int:
-        """The HTTP status, if the wire format has none of its own."""
+        """The HTTP status, unless the wire format defines another."""
         return _STATUS[self.kind]
 
 
@@ -52,23 +52,23 @@ class AgentRequest:
     """A request of an agent in the common form.
 
     Attributes:
-        messages: chat messages in OpenAI's form, system messages (also a developer's) where the agent put them. Text parts
-            are one string; with images, contents of users and tools are lists of parts. Calls have their ids. Tool results have `tool_call_id`, and the order of their calls.
+        messages: chat messages in OpenAI's form. System messages are where the agent put them; a developer's message
+            becomes one. Text parts are one string. With images, contents of users and tools are lists of parts. Calls
+            have ids. Tool results have `tool_call_id`, and are in the order of their calls.
         tools: schemas in OpenAI's function form, in the agent's order.
-        model: the model's name as the agent wrote it; it goes back in the answer.
+        model: the model's name as the agent wrote it; the answer repeats it.
         stream: the agent asked for events.
         max_tokens: the agent's own limit on the turn, at least 1; None if it gave none.
         stop: the agent's own stop strings, at most 16 of at most 256 characters.
-        previous: `AgentTurn.id` of an earlier answer that `messages` continue (`previous_response_id`, without its prefix).
+        previous: `AgentTurn.id` of an earlier answer that `messages` continue (`previous_response_id` without prefix).
         stored: the agent may continue the answer by its id.
-        agent: the name under which a program's own sub-agents speak; "" if the request does not say.
-        instructions: number of messages at the front that belong to this request only; an answer's id does not stand for
-            them. With `previous` they go in front of the earlier messages.
+        agent: the name of the program's sub-agent that sent the request; "" if the request names none.
+        instructions: number of messages at the front that belong to this request only: they are not stored with the
+            answer's id. With `previous` they are placed before the earlier messages.
         usage: a stream of chat completions ends with a chunk of usage.
         thinking: an answer in Anthropic's messages shows the reasoning.
-        call_forms: for tools by name, the fields that an item of responses has in a call of the tool.
-        ignored: fields that were accepted and have no effect, for example `temperature`: sampling belongs to the session.
-    """
+        call_forms: name of a tool -> the fields of an item that calls the tool, in OpenAI's responses format.
+        ignored: accepted fields without effect, for example `temperature`: sampling belongs to the session."""
 
     messages: list[Message]
     tools: list[Body] = field(default_factory=list)
@@ -88,10 +88,10 @@ class AgentRequest:
 
 @dataclass(frozen=True, slots=True)
 class AgentTurn:
-    """The model's turn, as every wire format is given it.
+    """The model's turn, in the form that every wire format receives.
 
     Attributes:
-        id: of the answer, unique in the session; without a wire's prefix (`chatcmpl-`, `resp_`, `msg_`).
+        id: the answer's id, unique in the session; without a wire's prefix (`chatcmpl-`, `resp_`, `msg_`).
         created: Unix time in seconds.
         parsed: content, reasoning and calls; the ids of the calls are unique in the session. A broken call is text in
             `content`, so that the agent sees it.

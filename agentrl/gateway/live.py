@@ -1,7 +1,7 @@
 """A turn while the model writes it, for the streams of the wire formats.
 
-A stream's events are made by a generator. It takes the pieces of the turn's texts, and yields b"" where the model is still
-writing; the server then waits until there is more."""
+A generator makes a stream's events from the pieces of the turn's texts. It yields b"" while the model is still writing;
+the server then waits for more text."""
 
 import asyncio
 import re
@@ -21,21 +21,21 @@ TEXTS: tuple[TextName, ...] = ("reasoning", "content")
 _TAG_BEGUN = re.compile(r"(?:<\|(?:open|close)\|>[^<>]{0,99})?<[^<>]{0,99}\Z|<\|(?:open|close)\|>[^<>]{0,99}\Z")
 _PIECE = 200
 _SECONDS = 0.05
-"""Shortest time between two looks at the engine's text, each of which reads the whole text."""
+"""Minimum seconds between two parses of the engine's text. Each parse reads the whole text."""
 
 
 class LiveTurn:
     """One turn in progress.
 
     Args:
-        parser: of the model's turns; None if the texts come with the whole turn.
+        parser: the parser of the model's turns; None if the texts come with the whole turn.
         stops: stop strings of the request; the content ends before them.
 
     Attributes:
         placed: set once the request has a node.
-        turn: the turn so far: its id and the number of prompt tokens first, all of it at the end.
-        whole: true at the end.
-        numbers: of the stream's events, in a format that has them."""
+        turn: the turn so far: first its id and number of prompt tokens, at the end the whole turn.
+        whole: true once `turn` is complete.
+        numbers: counter of the stream's events, for wire formats that number events."""
 
     turn: AgentTurn
 
@@ -46,12 +46,12 @@ class LiveTurn:
 
     @property
     def begun(self) -> bool:
-        """True if there is a text, or the turn is whole."""
+        """True if a text has begun, or the turn is whole."""
         return self.whole or any(self._pieces.values())
 
     @property
     def sink(self) -> Sink:
-        """Takes the engine's events, each with the whole text so far. None without a parser."""
+        """The receiver of the engine's events; each event has the whole text so far. None without a parser."""
         return self._grow if self._parser else None
 
     def begin(self, turn: AgentTurn) -> None:
@@ -72,7 +72,7 @@ class LiveTurn:
         self._add((turn.parsed.reasoning or "", turn.parsed.content))
 
     def pieces(self, name: TextName) -> Iterator[str]:
-        """Yield the pieces of a text, and "" where the model is still writing it."""
+        """Yield the pieces of a text, and "" while the model is still writing the text."""
         at, found = 0, self._pieces[name]
         while True:
             while at < len(found):  # more may come while the client reads
@@ -83,11 +83,11 @@ class LiveTurn:
             yield ""
 
     def text(self, name: TextName) -> str:
-        """Return a text as far as it is known."""
+        """Return the known part of a text."""
         return "".join(self._pieces[name])
 
     def wake(self, *_: object) -> None:
-        """End a `quiet` in progress: something was added, or the turn failed."""
+        """End a `quiet` in progress, because text was added or the turn ended."""
         self._more.set()
 
     async def quiet(self, seconds: float) -> bool:
@@ -113,10 +113,10 @@ def cut(text: str) -> Iterator[str]:
 
 
 def stable_prefix(parser: TurnParser, text: str) -> tuple[str, str]:
-    """Return the beginnings of reasoning and content that every turn shares that begins with `text`."""
+    """Return the beginnings of reasoning and content that are the same in all turns that begin with `text`."""
     tags, family = parser.tags, parser.family
     marks = family.begins
-    if tags is None and parser.reasoning is not None:  # a function's, which takes any text
+    if tags is None and parser.reasoning is not None:  # a function parses reasoning, without tags
         turn = parser.parse(_TAG_BEGUN.sub("", text)) if any(mark in text for mark in family.answers) else None
         return (turn.reasoning or "", turn.content) if turn else ("", "")
     reasoning = ""
@@ -145,6 +145,6 @@ def _before(text: str, marks: Sequence[str]) -> str:
 
 
 def hold_back(text: str, marks: Sequence[str]) -> str:
-    """`text` without an end with which one of `marks` may begin."""
+    """Return `text` without an end that may be the beginning of one of `marks`."""
     ends = (k for mark in marks for k in range(len(mark) - 1, 0, -1) if text.endswith(mark[:k]))
     return text[: len(text) - max(ends, default=0)]

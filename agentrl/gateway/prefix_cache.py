@@ -1,9 +1,8 @@
-"""Exact ids of the texts of the router's clients, and sessions of their conversations.
+"""Cache of the exact token ids of the texts that router clients send, and of the session of each conversation.
 
-1. A text that continues an earlier prompt or answer begins with the ids used or sampled there; only the rest is
-   encoded.
-2. A request that continues an answer gets its session. One that repeats or forks a conversation gets a new session.
-3. Texts lie in a radix tree, so a look-up costs about as much as reading. The longest unused is evicted first."""
+1. If a text continues an earlier prompt or answer, the known part keeps its earlier ids. Only the rest is encoded.
+2. A request that continues an answer gets that answer's session. A repeated or forked conversation gets a new session.
+3. Texts are in a radix tree, so a lookup costs about as much as reading. The least recently used text is evicted."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from agentrl.engine.wire import Generation
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Ids that follow the ids of `before`; `log_probs` if a model sampled them."""
+    """Ids that follow the ids of `before`. `log_probs` is None unless a model sampled the ids."""
 
     before: Piece | None = None
     ids: array[int] = field(default_factory=lambda: array("i"))
@@ -54,14 +53,14 @@ def _differs(edge: str, text: str, at: int, length: int) -> bool:
 
 
 class PrefixTree:
-    """A radix tree of pieces. Its edges have `size` characters in all, at most `room`."""
+    """A radix tree of pieces. `size` is the number of characters of all edges, `room` its maximum."""
 
     def __init__(self, room: int) -> None:
         self.size, self._room, self._root = 0, room, _Node()
         self._recent: OrderedDict[_Node, None] = OrderedDict()
 
     def find(self, text: str) -> tuple[int, Piece | None]:
-        """Length and piece of the longest text that `text` begins with, `text` itself included."""
+        """Return length and piece of the longest known prefix of `text`, `text` itself included."""
         node, at, length, piece = self._root, 0, 0, None
         while (child := node.children.get(text[at : at + 1])) is not None and text.startswith(child.edge, at):
             node, at = child, at + len(child.edge)
@@ -71,7 +70,7 @@ class PrefixTree:
         return length, piece
 
     def put(self, text: str, piece: Piece) -> None:
-        """Keep `piece` for `text`, in place of what was there."""
+        """Store `piece` for `text`, in place of an earlier piece. Evicts other texts if the tree is full."""
         node, at = self._root, 0
         while at < len(text):
             if (child := node.children.get(text[at])) is None:
@@ -100,7 +99,7 @@ class PrefixTree:
 
 
 class PrefixCache:
-    """Used on the event loop only; `tokenizer` (of the `tokenizers` library) is for texts."""
+    """Cache for use on the event loop only. `tokenizer` (of the `tokenizers` library) encodes and decodes texts."""
 
     def __init__(self, room: int = 1 << 26) -> None:
         self.tokenizer: Any = None
@@ -114,7 +113,7 @@ class PrefixCache:
         return session
 
     async def text(self, text: str, aside: Callable[..., Awaitable[list[int]]]) -> tuple[Piece, str]:
-        """The piece that ends `text`, and its session; `aside` calls what may take long."""
+        """Return the last piece of `text`, and the session. `aside` calls the tokenizer, which may be slow."""
         length, piece, session = self._follow(text)
         if piece is None or length < len(text):
             piece = Piece(piece, array("i", await aside(self._encode, text[length:], piece is None)))
@@ -123,17 +122,17 @@ class PrefixCache:
         return piece, session
 
     def answered(self, text: str, piece: Piece, got: Generation, session: str) -> None:
-        """Keep the answer `got` to the prompt `text`, whose last piece is `piece`."""
+        """Store the answer `got` to the prompt `text`, whose last piece is `piece`."""
         matched, shown, cut = got.finish_reason.matched, got.text, len(got.ids)
         end = self._decode([matched]) if isinstance(matched, int) else matched or ""
         if not shown.endswith(end) and isinstance(matched, int):
             cut -= 1
         elif not shown.endswith(end):
-            shown = self._decode(got.ids)  # they have the stop string, which a client writes or not
+            shown = self._decode(got.ids)  # the ids include the stop string, so the text must too
         for start, stop, said in ((0, cut, shown), (cut, len(got.ids), shown + end)):
             if start < stop:
                 piece = Piece(piece, array("i", got.ids[start:stop]), array("d", got.log_probs[start:stop]), session)
-                if said:  # the prompt's own text keeps the prompt's ids
+                if said:  # an empty answer must not replace the prompt's own piece
                     self._known.put(text + said, piece)
 
     def _follow(self, key: str) -> tuple[int, Piece | None, str]:
@@ -144,7 +143,7 @@ class PrefixCache:
         return length, piece, session or uuid.uuid4().hex
 
     def _encode(self, text: str, whole: bool) -> list[int]:
-        # A batch of one: that lets other threads run meanwhile.
+        # A batch of one, because the batch method lets other threads run.
         return list(self.tokenizer.encode_batch_fast([text], add_special_tokens=whole)[0].ids)
 
     def _decode(self, ids: Sequence[int]) -> str:

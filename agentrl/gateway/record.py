@@ -1,6 +1,6 @@
-"""The record of a session's tree, which the first Sample of the session keeps; bounded in size.
+"""The record of a session's tree, of limited size. The first Sample of the session has it.
 
-It has the turns that no Sample has: the dropped ones, each with its reason and the beginning of its text."""
+The record includes turns that no Sample has: each dropped turn has its reason and the beginning of its text."""
 
 from collections.abc import Container, Iterable
 from itertools import islice, pairwise
@@ -20,7 +20,7 @@ class TurnRecord(BaseModel):
 
     Attributes:
         dropped, text: the reason not to train the turn, and its text; both are empty for a trained turn.
-        role, agent: of a root's conversation; empty for other turns."""
+        role, agent: role and agent of the conversation if the turn is a root; empty for other turns."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 

@@ -1,10 +1,10 @@
 """Roles that a chat template cannot show, folded into roles that it can show.
 
 1. Agents send several system and developer messages first, and more of them later. Many templates raise for these, or
-   lose their text without a word.
+   silently drop their text.
 2. `Roles.probe` renders a few conversations once and takes the first fold under which the template shows every text, in
-   order. No text is lost: what cannot be shown in a role is shown in another one.
-3. A fold changes nothing across an assistant's message, so that a longer history folds to a longer history."""
+   order. No text is lost: text that cannot be shown in one role is shown in another.
+3. A fold joins no messages across an assistant's message, so a longer history extends the fold of a shorter one."""
 
 import json
 import re
@@ -32,10 +32,10 @@ class Roles:
         first: role of the instructions at the beginning: `system`, or `user` if the template has no system message.
         later: role of later instructions.
         join_users: user messages in a row become one.
-        join_results: a user message behind a tool's result is appended to the result.
-        retold: turns that a history of others shows in another form: calls (`all`, those `beside` text, `several` in one
-            message) as text, and `twice` the assistant as one message.
-        lost: pairs of roles, one behind the other, that the template cannot show under any fold."""
+        join_results: a user message after a tool's result is appended to the result.
+        retold: turns that the model did not write and that get another form. Calls become text (`all`, those `beside`
+            text, `several` in one message); two assistant messages in a row become one (`twice`).
+        lost: pairs of successive roles that the template cannot show under any fold."""
 
     first: str = "system"
     later: str = "system"
@@ -46,7 +46,7 @@ class Roles:
 
     @classmethod
     def probe(cls, chat: Chat) -> Self:
-        """Find the fold that shows most with the fewest changes."""
+        """Return the fold under which the template shows the most pairs of roles, with the fewest changes."""
         options = product(("system", "user"), ("system", "user"), (False, True), (False, True))
         folds = sorted((cls(*option) for option in options), key=lambda fold: len(fold.report))
         best, least = folds[0], frozenset(_SHAPES)
@@ -106,7 +106,7 @@ class Roles:
         return folded
 
     def show(self, messages: Sequence[Message]) -> list[Message]:
-        """Return a folded history of others such that the template shows its turns, in another form if need be."""
+        """Return a folded history with the kinds of turns in `retold` in a form that the template shows."""
         if not self.retold:
             return list(messages)
         found, told = list[Message](), False
@@ -128,7 +128,7 @@ class Roles:
         return replace(self, lost=frozenset()).fold(found)
 
     def _instructed(self, messages: Sequence[Message]) -> Iterator[Message]:
-        """The first instructions as one message, later ones in their role."""
+        """Yield the messages: the first instructions as one message, later instructions in the role `later`."""
         begun = False
         for instructions, run in groupby(messages, key=lambda message: message["role"] in _INSTRUCTIONS):
             if not instructions:
@@ -141,7 +141,7 @@ class Roles:
 
 
 def _joined(*contents: Any) -> Any:
-    """Return contents as one: a text, or a list of parts if one of them has images."""
+    """Return contents joined to one: a text, or a list of parts if one of them is a list."""
     if all(isinstance(content, str) for content in contents):
         return "\n\n".join(contents)
     lists = [[{"type": "text", "text": each}] if isinstance(each, str) else each for each in contents]
@@ -161,9 +161,9 @@ _SHAPES = {
     ("assistant", "system"): "uasu",
     ("tool", "system"): "sucts",
 }
-"""Pairs of roles, and the conversations that show them, by the first letters of roles (c: an assistant's call)."""
+"""Pairs of roles, each with a conversation that has the pair. Letters are the first letters of roles (c: a call)."""
 _TURNS = {"all": "suct", "beside": "subtbtau", "several": "sudtt", "twice": "uaau"}
-"""Turns of others, and conversations that show them (b: a call beside text, d: two calls; two turns in a row)."""
+"""Kinds of `retold`, each with a conversation that has the kind (b: a call beside text, d: two calls, a: an answer)."""
 
 
 def _call(mark: str, number: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""One address over all engines of a pool, for programs that speak HTTP: `/generate`, and what else an engine answers.
+"""One HTTP address over all engines of a pool: `/generate`, and the other paths that an engine serves.
 
-1. A request goes to the engine that holds its conversation (by the header `X-SMG-Routing-Key`, or by `memory`).
-2. `/generate` with one prompt goes on with its tokens after an update. Its stream then ends with one event that has all
-   tokens.
-3. Everything else is an engine's own answer, a stream too. A stream that has begun is not asked again.
+1. A request goes to the engine of its conversation, which the header `X-SMG-Routing-Key` or `memory` identifies.
+2. `/generate` with one prompt continues from its tokens after a weight update. Its stream then ends with one event that
+   has all tokens.
+3. Every other request gets an engine's own answer, streams included. A stream that has begun is not retried.
 4. Only the run controls pauses, caches, weights and memory: such requests are refused."""
 
 import asyncio
@@ -51,7 +51,7 @@ from agentrl.serving.http import (
 from agentrl.serving.server import aside, listen, served
 
 _CONTROL: Final = re.compile("/(?!v1/models/).*(abort|pause|continue|flush|cache|weight|memory|lora|state|slow_down)")
-"""Paths by which an engine is controlled; the name of a model may have any of these words."""
+"""Paths that control an engine. The name of a model in `/v1/models/` may have these words."""
 _CHATS: Final = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 _STREAMING: Final = ("/api/chat", "/api/generate")
 """Ollama's paths, which stream unless the request says otherwise."""
@@ -60,9 +60,9 @@ _PASSED: Final = """
     return_logprob logprob_start_len top_logprobs_num token_ids_logprob return_text_in_logprobs return_prompt_token_ids
     return_hidden_states return_routed_experts priority lora_path
 """
-"""Fields of `/generate` that go along where the pool asks."""
+"""Fields of `/generate` that the pool adds to its request."""
 _MOST_UNREAD: Final = 64 << 20
-"""Bytes of a stream that its client has not read."""
+"""Maximum number of bytes of a stream that its client has not read."""
 _KNOWN: Final = {each.name for each in fields(SamplingParams)} - set(REQUEST_LEVEL_FIELDS)
 
 
@@ -70,11 +70,11 @@ _KNOWN: Final = {each.name for each in fields(SamplingParams)} - set(REQUEST_LEV
 async def router(
     pool: EnginePool, folder: str | Path | None = None, *, host: str = "127.0.0.1", listener: socket | None = None
 ) -> AsyncIterator[str]:
-    """Serve `pool` in this event loop for the length of the context; gives the URL.
+    """Serve `pool` in this event loop until the context ends. Yields the URL.
 
     Args:
-        folder: a model folder with the tokenizer for texts; by default the engines' own, where it can be read here.
-        listener: a port of `host` that was taken; by default a free one is.
+        folder: a folder with the tokenizer for texts; default: the engines' own folder, if this machine can read it.
+        listener: a listening socket of `host`; default: a socket on a free port.
 
     Raises PluginError: a middleware cannot be loaded."""
     async with served(EngineRouter(pool, folder).app, listener or listen(host, 0), host) as url:
@@ -82,7 +82,7 @@ async def router(
 
 
 class EngineRouter:
-    """The ASGI application `app` over `pool`. Middleware is given it as `router`."""
+    """The ASGI application `app` over `pool`. Middleware receives this object as `router`."""
 
     def __init__(self, pool: EnginePool, folder: str | Path | None = None) -> None:
         self.pool, self.memory = pool, PrefixCache()
@@ -198,7 +198,7 @@ def _tokenizer(file: Path) -> Any:
 
 
 def _plain(body: Body) -> bool:
-    """Return true if it is one prompt, and asks for nothing that cannot go on after an update."""
+    """Return true if `body` has one prompt, and only fields with which it can continue after a weight update."""
     if not _given(body) <= {*_OWN.split(), *_PASSED.split()}:
         return False
     text, ids, sampling = body.get("text"), body.get("input_ids"), body.get("sampling_params") or {}
@@ -210,7 +210,7 @@ def _plain(body: Body) -> bool:
 
 
 def _rid(body: Body) -> str | None:
-    """Return the client's name of its request; the engine names a batch's."""
+    """Return the client's id of its request; None if it gave none, or a list for a batch."""
     rid = body.get("rid")
     return rid if isinstance(rid, str) and rid else None
 
@@ -220,8 +220,8 @@ def _given(body: Body) -> set[str]:
 
 
 def _joined(got: Generation) -> Body:
-    """An interrupted answer, or one aborted before it was sent: lists a token follow each other, and what is said of the
-    prompt is the first part's."""
+    """Return one answer for a request that was interrupted, or aborted before it was sent. Per-token lists are
+    concatenated; fields about the prompt are the first part's."""
     parts: list[Body] = [orjson.loads(raw) for raw in got.raw] or [{"meta_info": {"finish_reason": {}}}]
     metas: list[Body] = [part["meta_info"] for part in parts]
     found = [(name, value) for meta in metas for name, value in meta.items()]
@@ -239,14 +239,14 @@ def _joined(got: Generation) -> Body:
 
 
 async def _answer(ask: Callable[..., Awaitable[Generation]], note: Callable[..., None], sink: Sink = None) -> bytes:
-    """Return an answer to `/generate` as the client gets it; `note` remembers it."""
+    """Return the body of an answer to `/generate`; `note` stores the answer."""
     got = await ask(sink=sink)
     note(got=got)
     return got.raw[0] if len(got.raw) == 1 else orjson.dumps(_joined(got))
 
 
 async def _events(answer: Callable[..., Awaitable[bytes]], sink: Callable[[Reply], None]) -> Reply:
-    """Return the end of the stream of an answer to `/generate`; `sink` takes the events before it."""
+    """Return the last part of the stream of an answer to `/generate`; `sink` receives the events before it."""
 
     def event(data: bytes, end: bytes = b"") -> Reply:
         return Reply(200, b"data: %b\n\n%b" % (data, end), content_type="text/event-stream")
@@ -255,16 +255,16 @@ async def _events(answer: Callable[..., Awaitable[bytes]], sink: Callable[[Reply
 
 
 async def _streamed(request: Request, relay: Callable[..., Awaitable[Reply]], newest: bool = False) -> Response:
-    """Answer with the parts that `relay` gives to its `sink`, and its end. `newest`: each part has all of the earlier
-    ones, and a slow client gets only the newest."""
+    """Stream the parts that `relay` passes to its `sink`, and its result. `newest`: each part includes all earlier
+    parts, so a slow client gets only the newest."""
     parts = _parts(relay, newest)
     first = await until_done(request, partial(anext, parts))
     return StreamingResponse(_bodies(first, parts), first.status, {"content-type": first.content_type})
 
 
 async def _parts(relay: Callable[..., Awaitable[Reply]], newest: bool) -> AsyncGenerator[Reply]:
-    """Yield the parts of an answer as they come, and its end. They are taken from the engine also while the client does not
-    read: a weight update waits for engines, not for clients. A client that leaves too much unread gets an error."""
+    """Yield the parts of an answer as they arrive, and its end. The engine is read even while the client does not read:
+    a weight update waits for engines, not for clients. A client that leaves too much unread gets an error."""
     unread, more, size = deque[Reply](maxlen=1 if newest else None), asyncio.Event(), 0
 
     def sink(part: Reply) -> None:
@@ -291,7 +291,7 @@ async def _parts(relay: Callable[..., Awaitable[Reply]], newest: bool) -> AsyncG
 
 
 async def _bodies(first: Reply, parts: AsyncGenerator[Reply]) -> AsyncIterator[bytes]:
-    """The stream that begins with `first`. A failure is an event at its end that clients of all three APIs raise."""
+    """Yield the bytes of a stream, from `first` on. A failure is a last event that clients of all three APIs raise."""
     yield first.body
     try:
         async for part in parts:

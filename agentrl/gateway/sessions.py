@@ -49,8 +49,8 @@ _MOST_IGNORED: Final = 100
 
 
 WorkRunner = Callable[..., Awaitable[Any]]
-"""`run(work, *args, size=None)` returns `work(*args)`. It uses a thread if tokenizing `size` characters is slow; `size` is
-by default that of the request's body."""
+"""`run(work, *args, size=None)` returns `work(*args)`. It uses a thread if tokenizing `size` characters is slow. `size`
+defaults to the size of the request's body."""
 
 
 class TurnSampler(Protocol):
@@ -65,12 +65,12 @@ class TurnSampler(Protocol):
         images: ImageInputs | None = None,
         sink: Sink = None,
     ) -> Generation:
-        """Sample a continuation of `input_ids`, which have places for `images`. `sink` takes the engine's events while it
-        samples; each has the whole text so far. Raises EngineFailure."""
+        """Sample a continuation of `input_ids`, which have placeholders for `images`. `sink` receives the engine's
+        events during sampling. Each event has the whole text so far. Raises EngineFailure."""
 
 
 class Limits(BaseModel):
-    """Limits of one session. A request beyond a limit gets status 429 and the limit's name; beyond `images`, status 400."""
+    """Limits of one session. A request beyond a limit gets status 429 and the limit's name, or 400 for `images`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -89,8 +89,8 @@ class Limits(BaseModel):
 
 
 def read_sampling(given: Mapping[str, Any], vocab_size: int) -> SamplingParams:
-    """Read a session's sampling parameters under SGLang's names. Raises Refusal: an unknown name, a wrong type, or a value
-    that SGLang refuses."""
+    """Read a session's sampling parameters under SGLang's names. Raises Refusal: a name is unknown, a type is wrong, or
+    SGLang refuses a value."""
     if unknown := sorted(given.keys() - _NAMES):
         known = ", ".join(sorted(_NAMES))
         raise Refusal(f"sampling.{unknown[0]}: there is no such parameter; the parameters are {known}")
@@ -128,12 +128,12 @@ class Session:
         sampling: sampling parameters of all turns, including stop ids.
         context_length: maximum number of tokens of a path through the tree.
         token: the secret in the agent's base URL.
-        clock: gives seconds, for the idle limit.
+        clock: returns seconds, for the idle limit.
         counts: numbers of requests and tokens, by name; `figures` adds the numbers of nodes.
         refusals: the last messages of refused requests.
-        memo: what the wire formats have read of earlier requests.
+        memo: the parts of earlier requests that the wire formats have read.
         record: after `close`, the tree in the form that a Sample keeps.
-        failure: what ended the last request and is not the agent's fault, or the gateway's end; else None."""
+        failure: the failure of the last request if the agent did not cause it, or the gateway's end; else None."""
 
     chat: Chat
     engine: TurnSampler
@@ -198,7 +198,7 @@ class Session:
         return tokens
 
     def refused(self, refusal: Refusal) -> None:
-        """Count a refusal. Nothing of the request is kept: the limit on bytes does not count it."""
+        """Count a refusal, and clear the memo of parts: the byte limit may not have counted the request."""
         self.memo.parts.clear()
         self.counts[f"refused/{refusal.reason or refusal.kind}"] += 1
         self.refusals.append(str(refusal))
@@ -270,8 +270,8 @@ class Session:
                 self.counts[name] += 1
 
     async def _with_references(self, request: AgentRequest, size: int, run: WorkRunner) -> AgentRequest:
-        """Return `request` with a reference in place of each image; the session keeps the images. Raises Refusal: an image
-        is refused, or the model sees no images."""
+        """Return `request` with a reference in place of each image; the session keeps the images. Raises Refusal: an
+        image is invalid, or the model takes no images."""
         if not has_images(request.messages):
             return request
         if self.chat.placeholders is None:
@@ -292,7 +292,7 @@ class Session:
         return replace(request, messages=list(in_order_of_calls([*own, *before, *new])))
 
     def _add(self, node: TurnNode) -> None:
-        """Add a node to the tree: here, because others read the tree while a thread places a node."""
+        """Add a node to the tree. `place` does not add it, because others read the tree while a thread runs `place`."""
         most = self.context_length - 2
         if node.length > most:
             self.tree.overflowed(node)
@@ -353,5 +353,5 @@ def _refusal(error: EngineFailure) -> Refusal:
     if isinstance(error, EngineRejected) and error.kind == "context_overflow":
         return Refusal(f"prompt is too long: {error}", "context")
     if isinstance(error, EngineRejected) and error.status == 400:
-        return Refusal(str(error))  # of what the request asks for
+        return Refusal(str(error))  # the engine refuses what the request asks for
     return Refusal(str(error), "failed")

@@ -1,7 +1,7 @@
 """The tree of a session's model turns: `SessionTree` finds the turn that a request continues, and makes the Samples.
 
-1. Pure code. `read` finds the node that a request extends, and `place` adds a pending node. A session calls both under
-   one lock, so that parallel requests are placed in the order of their arrival. `sampled` completes the node, `discard` removes it.
+1. Pure code. `read` finds the node that a request extends, `place` makes a pending node, and `add` adds it. A session
+   calls them under one lock, to keep the order of arrival. `sampled` completes the node; `discard` removes it.
 2. Messages are compared by a chain of hashes over their normal form. The form leaves out what a client may change: ids
    of calls, reasoning, the spelling of arguments, and white space around an assistant's text.
 3. Each leaf becomes a Sample. The leaves below a node share its sampled tokens; only the first leaf trains them."""
@@ -54,7 +54,7 @@ class TurnNode:
             new messages. A root's whole prompt is `env`.
         spans: places of images in `env`.
         length: number of tokens of the prompt, including all nodes above.
-        keys: of the prefixes of the history before the turn; after `sampled`, of the whole history alone.
+        keys: the keys of all prefixes of the history before the turn; after `sampled`, only the whole history's key.
         rows: number of rows of routed experts that the nodes above have.
         chat: the conversation's state before the turn; after `sampled`, the state after the turn.
         delivered: the answer reached the agent: it was sent, or the agent repeated it."""
@@ -128,7 +128,7 @@ class Reading:
         keys: a key for each prefix of the messages.
         tools, digest: the tools and their key.
         agent: the agent's name.
-        found: the node that the request continues, and the number of messages that it repeats; None for a new root."""
+        found: the node that the request continues, and the number of repeated messages; None for a new root."""
 
     messages: list[Message]
     keys: tuple[Key, ...]
@@ -139,14 +139,14 @@ class Reading:
 
     @property
     def new_characters(self) -> int | None:
-        """Length of the contents that the request adds to the node that it continues; None for a new root."""
+        """Number of characters that the request adds to the node that it continues; None for a new root."""
         if self.found is None:
             return None
         return sum(len(content_text(message["content"])) for message in self.messages[self.found[1] :])
 
 
 class SessionTree:
-    """The model turns of one session. One task at a time uses it. `images`: the images of its messages, by hash."""
+    """The model turns of one session, for one task at a time. `images`: the images of all messages, by hash."""
 
     def __init__(self, chat: Chat, roles: Roles) -> None:
         self._chat, self._roles = chat, roles
@@ -174,7 +174,7 @@ class SessionTree:
         return Reading(messages, keys, tools, digest, request.agent, self._known(messages, keys, digest))
 
     def place(self, reading: Reading) -> TurnNode:
-        """Return a pending node for a request, which `add` adds. Raises TemplateError: see `read`."""
+        """Return a pending node for a request; `add` adds the node. Raises TemplateError: see `read`."""
         messages, keys, found = reading.messages, reading.keys, reading.found
         extended = self._extended(found, messages, keys) if found else None
         placed = extended or self._root(messages, reading.tools, *self._reason(reading))
@@ -183,15 +183,15 @@ class SessionTree:
         return placed
 
     def measure(self, request: AgentRequest) -> int:
-        """Return the number of prompt tokens that a request would have. The tree keeps nothing of it."""
+        """Return the number of prompt tokens that a request would have. The tree stores nothing of the request."""
         other = copy.copy(self)
         other._normal, other._digests = self._normal.copy(), self._digests.copy()
         other._tools = self._tools.copy()
         return other.place(other.read(request)).length
 
     def _normalised(self, messages: Sequence[Message]) -> list[Message]:
-        """Return `messages` in the normal form. A session converts equal messages once, and hashes none again that the
-        last request had too."""
+        """Return `messages` in the normal form. Equal messages are converted once per session. Message objects that the
+        last request had are not hashed again."""
         before, self._last = self._last, {}
         found = []
         for message in messages:
@@ -232,8 +232,8 @@ class SessionTree:
         return None
 
     def _extended(self, found: tuple[TurnNode, int], messages: list[Message], keys: tuple[Key, ...]) -> TurnNode | None:
-        """Return a child of the node in `found`. None for a root: the template would rewrite the node's history, or
-        `messages` go on with turns that the model did not write, which only a root shows in a form for the template."""
+        """Return a child of the node in `found`; None if the request needs a new root. That is so if the template would
+        rewrite the node's history, or if new assistant messages have calls or need another form for the template."""
         node, end = found
         new = messages[end:]
         node.delivered = True
@@ -300,7 +300,7 @@ class SessionTree:
             node.parent.children.append(node)
 
     def overflowed(self, node: TurnNode) -> None:
-        """Note that the prompt of a pending node does not fit. Unless a later turn is sampled, the conversation ends there."""
+        """Note that a pending node's prompt does not fit. If no later turn is sampled, it ends the conversation."""
         if node.parent is not None:
             self._full[node.family_root] = node.parent
 
@@ -312,8 +312,8 @@ class SessionTree:
             node.parent.children.remove(node)
 
     def sampled(self, node: TurnNode, got: Generation, stop: str | None = None) -> ParsedTurn:
-        """Complete `node` with the engine's answer, and return the turn. Broken calls become text. `stop`: the stop string
-        that ended the turn; the returned content ends before it."""
+        """Complete `node` with the engine's answer, and return the turn. Broken calls become text. `stop`: the stop
+        string that ended the turn; the returned content ends before `stop`."""
         self._full.pop(node.family_root, None)
         parsed = node.chat.append_model_turn(got.ids)
         node.ids, node.log_probs = array("i", got.ids), array("d", got.log_probs)
@@ -377,7 +377,7 @@ class SessionTree:
         return found, +counts
 
     def dropped(self, rewarded: Container[int]) -> dict[TurnNode, str]:
-        """Return why each node does not train, or "" (docs/gateway.md). `rewarded`: numbers of roots with a reward."""
+        """Return each node's reason not to train, or "" (docs/gateway.md). `rewarded`: numbers of rewarded roots."""
         reasons = {root: "side" if role == "side" else "unrewarded" for root, role in self.roots().items()}
         reasons = {root: "" if root.number in rewarded else reason for root, reason in reasons.items()}
         for node in self.nodes.values():
@@ -437,20 +437,20 @@ def _as_sample(leaf: TurnNode, origin: Sample, reward: float | None, role: Role,
 
 
 def _hash(before: Key, part: bytes, result: int = 0) -> Key:
-    """Return the key of a prefix and its next part. `result`: for a tool's result, the position of the call in its turn."""
+    """Return the key of a prefix and its next part. `result`: for a tool's result, its call's position in the turn."""
     return hashlib.blake2b(b"%d %b%b" % (result, before, part), digest_size=16).digest()
 
 
 def _digest(message: Message) -> Key:
-    """Return a hash of the compared part of a message."""
+    """Return a hash of the parts of a message that are compared."""
     calls = [[c["function"]["name"], _canonical(c["function"]["arguments"])] for c in message.get("tool_calls", ())]
     content = message["content"].strip() if message["role"] == "assistant" else message["content"]
     return _hash(b"", orjson.dumps([message["role"], content, calls], option=orjson.OPT_SORT_KEYS))
 
 
 def _canonical(value: Any) -> Any:
-    """Return `value` with whole numbers as int: many programs write 1.0 as 1. From 2**53 on they are float, because
-    JavaScript rounds them."""
+    """Return `value` with whole numbers as int, because many programs write 1.0 as 1. Whole numbers from 2**53 on
+    become float, because JavaScript rounds them."""
     if type(value) is int and abs(value) >= 2**53:
         return float(str(value))
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
@@ -481,8 +481,8 @@ def _with_own_ids(new: Sequence[Message], told: Message, node: TurnNode) -> list
 
 
 def _renumbered(messages: Sequence[Message]) -> list[Message]:
-    """Return a history with call ids of nine letters and digits, and results with their functions' names: some templates
-    require them."""
+    """Return a history with call ids of nine letters and digits, and with the function's name in each result: some
+    templates require both."""
     results = dict[Any, Message]()
     found = []
     for message in messages:

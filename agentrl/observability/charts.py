@@ -1,6 +1,6 @@
-"""Curves of metrics: series out of rows, drawn as inline SVG for pages.
+"""Curves of metrics: series from rows, drawn as inline SVG for pages.
 
-1. The x axis counts rollouts done: a row of step s is at s + 1, an evaluation before training at 0.
+1. The x axis counts finished rollouts: a row of step s is at s + 1, an evaluation before training at 0.
 2. A value that is not finite, or nearly too large for a float, is a gap in the line, never a point.
 3. SVG takes its colours from the page's CSS classes, so it follows light and dark."""
 
@@ -12,7 +12,7 @@ from typing import Any
 
 Point = tuple[float, float]
 Scale = Callable[[float], float]
-_LARGEST = 1e300  # a span of such values is still a float
+_LARGEST = 1e300  # the difference of two such values is still finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Series:
 
 
 def collect_series(rows: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
-    """Metrics rows to one series a metric, in order of x; metrics without any finite value are left out."""
+    """Collect one series per metric from rows, in order of x. Metrics without any finite value are left out."""
     points: dict[str, dict[float, float]] = {}
     for row in rows:
         x = float(row["step"] + 1)
@@ -99,12 +99,12 @@ def _line(label: str, series: Series, to_x: Scale, to_y: Scale) -> ChartLine:
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Scale:
-    """The linear map of [low, high] onto [start, end]."""
+    """Return the linear map of [low, high] onto [start, end]."""
     return lambda value: start + (value - low) / ((high - low) or 1.0) * (end - start)
 
 
 def ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[float]:
-    """About `count` round numbers that enclose [low, high], in steps of 1, 2 or 5 times a power of ten."""
+    """Return about `count` round numbers that enclose [low, high], in steps of 1, 2 or 5 times a power of ten."""
     if high <= low:
         low, high = (low - 0.5, high + 0.5) if abs(low) < 1e6 else (low * 0.9, high * 1.1)
     raw = (high - low) / max(count, 1)
@@ -116,7 +116,7 @@ def ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[f
 
 
 def distinct(values: Sequence[float]) -> list[str]:
-    """Numbers in steps as texts that tell them apart, with as few digits as that takes."""
+    """Format evenly spaced numbers with as few digits as keep the texts distinct."""
     close = min((abs(b - a) for a, b in pairwise(values)), default=1.0) / 20
     texts = [number(v) for v in values]
     for digits in range(4, 16):
@@ -127,7 +127,7 @@ def distinct(values: Sequence[float]) -> list[str]:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number as people write it: `digits` significant ones, thousands separated, no needless zeros."""
+    """Format a number with `digits` significant digits, thousands separators, and no needless zeros."""
     if not math.isfinite(value):
         return str(value)
     if value == round(value) and abs(value) < 1e9:

@@ -1,5 +1,5 @@
-"""Two evaluations side by side, paired by prompt: `agentrl eval --compare BEFORE AFTER`. The differences of the two
-means of each prompt are what is averaged, so that prompts of different difficulty do not add to the uncertainty.
+"""Two evaluations side by side, paired by prompt: `agentrl eval --compare BEFORE AFTER`. Each prompt's two means are
+subtracted, and the differences averaged, so that prompts of different difficulty do not add to the uncertainty.
 Intervals are 95 % percentile bootstrap over prompts (Efron and Tibshirani 1993, chapter 13)."""
 
 from collections.abc import Callable, Mapping
@@ -25,11 +25,11 @@ MEASURES: Mapping[str, Callable[[TrajectoryRow], float | None]] = {
     "truncated": lambda row: float(row.status == "truncated"),
     "failed": lambda row: float(row.status == "failed"),
 }
-"""The compared quantities: a number a trajectory, None where it has none."""
+"""The compared quantities: a number per trajectory, or None."""
 
 
 class Evaluation(NamedTuple):
-    """One evaluation: its store, its number there, and whose weights played (None: `evaluations.jsonl` has none of it)."""
+    """One evaluation: its store, its number there, and its checkpoint (None: `evaluations.jsonl` names none)."""
 
     store: Path
     step: int
@@ -54,7 +54,7 @@ class Difference(NamedTuple):
 
 
 def find_evaluation(given: str) -> Evaluation:
-    """An evaluation by `FOLDER` (the last one there) or `FOLDER@NUMBER`. Raises DataError: there is none."""
+    """Find an evaluation by `FOLDER` (its last one) or `FOLDER@NUMBER`. Raises DataError: there is none."""
     name, _, number = given.rpartition("@") if given.rpartition("@")[2].isdecimal() else (given, "", "")
     for store in find_stores(Path(name).expanduser()).values():
         with StoreReader(store) as reader:
@@ -71,7 +71,7 @@ def find_evaluation(given: str) -> Evaluation:
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[Difference]]]:
-    """Common prompts and differences of each common set. Raises DataError: no set, or no prompt of one, is common."""
+    """Compare common sets: prompt count and differences. Raises DataError: no set, or no prompt of a set, is common."""
     first, second = _by_prompt(before), _by_prompt(after)
     if not (common := [name for name in first if name in second]):
         raise DataError(f"{before.name} has sets {', '.join(first)}, {after.name} {', '.join(second)}: none in common")
@@ -85,7 +85,7 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[
 
 
 def _by_prompt(evaluation: Evaluation) -> dict[str, dict[tuple[str, int], list[TrajectoryRow]]]:
-    """Trajectories by set, and there by prompt; a prompt that is there twice is told apart by its order."""
+    """Return trajectories by set, then by prompt. Repetitions of a prompt are numbered in their order."""
     found: dict[str, dict[tuple[str, int], list[TrajectoryRow]]] = {}
     seen: dict[tuple[str, str], dict[int, int]] = {}
     with StoreReader(evaluation.store) as reader:
@@ -97,7 +97,7 @@ def _by_prompt(evaluation: Evaluation) -> dict[str, dict[tuple[str, int], list[T
 
 
 def _difference(measure: str, pairs: list[tuple[list[TrajectoryRow], list[TrajectoryRow]]]) -> Difference | None:
-    """None where a side has no numbers of it."""
+    """Return the difference of a measure; None if no prompt has values on both sides."""
     means = [(_mean(measure, one), _mean(measure, two)) for one, two in pairs]
     both = np.array([pair for pair in means if None not in pair], np.float64)
     if not both.size:

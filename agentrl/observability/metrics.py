@@ -1,7 +1,7 @@
 """Metrics of a run: one logger, several sinks.
 
-1. `metrics.jsonl` is always written: one flushed JSON object a `log` call with `step` and `time`. A value that is not
-   finite is null and named under `nonfinite`. TensorBoard, Weights & Biases and those of `sinks` are further sinks.
+1. `metrics.jsonl` is always written: one flushed JSON object per `log` call, with `step` and `time`. A value that is
+   not finite is null, with its text under `nonfinite`. Other sinks: TensorBoard, Weights & Biases, those of `sinks`.
 2. Resuming at a step atomically drops the rows of that step and later ones."""
 
 import math
@@ -25,9 +25,9 @@ class MetricsLogger(AbstractContextManager["MetricsLogger"]):
     """Sends a step's metrics to all sinks; a context manager that closes them."""
 
     def __init__(self, settings: ObservabilitySettings, folder: str | Path, *, resume_step: int = 0) -> None:
-        """Open the sinks that the settings ask for. `folder`: the run's; made if missing. `resume_step`: the first step
-        of this life; rows of it and later ones are dropped. Raises SettingsError: a sink that was asked for is not
-        installed. Raises DataError: the metrics file is there but is not what this class writes."""
+        """Open the sinks that the settings ask for. `folder`: the run's folder, created if missing. `resume_step`: the
+        first step of this process; rows of this step and later steps are dropped. Raises SettingsError: a sink's
+        package is not installed. Raises DataError: an existing metrics file is malformed."""
         self._interval = settings.log_interval
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class MetricsLogger(AbstractContextManager["MetricsLogger"]):
 
 
 def _jsonl(path: Path, resume_step: int, opened: ExitStack) -> Sink:
-    """`metrics.jsonl`: append-only while a run lives, cut back when it resumes."""
+    """Open `metrics.jsonl`: append-only during a run, truncated on resume."""
     if path.exists():
         kept = [row for row in read_metrics(path) if row["step"] < resume_step] if resume_step > 0 else []
         with replacing(path) as draft:
@@ -73,7 +73,7 @@ def _jsonl(path: Path, resume_step: int, opened: ExitStack) -> Sink:
 
 
 def _tensorboard(folder: str | Path, resume_step: int, opened: ExitStack) -> Sink:
-    """Event files by TensorBoard's own writer; needs neither torch nor TensorFlow."""
+    """Open event files with TensorBoard's own writer, which needs neither torch nor TensorFlow."""
     with package("tensorboard", "--use-tensorboard", f"{install('train')}, or pass --no-use-tensorboard"):
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -91,7 +91,7 @@ def _tensorboard(folder: str | Path, resume_step: int, opened: ExitStack) -> Sin
 
 
 def _wandb(settings: ObservabilitySettings, of: MetricsRun, opened: ExitStack) -> Sink:
-    """Weights & Biases; the run's id is kept in the folder, so that a resume continues the same run."""
+    """Open a Weights & Biases run. Its id is stored in the folder, so that a resume continues the same run."""
     with package("wandb", "--use-wandb", f"{install('wandb')}, or leave it out"):
         import wandb
     run = wandb.init(**wandb_arguments(settings, of.folder, of.known_id("wandb_id")))
@@ -102,9 +102,9 @@ def _wandb(settings: ObservabilitySettings, of: MetricsRun, opened: ExitStack) -
 
 
 def wandb_arguments(settings: ObservabilitySettings, folder: Path, known: str | None) -> dict[str, Any]:
-    """The arguments of `wandb.init`; a run that is `known` by its id keeps its name and group."""
+    """Return the arguments of `wandb.init`. A run with a `known` id keeps its name and group."""
     place = Path(settings.wandb_dir or folder)
-    place.mkdir(parents=True, exist_ok=True)  # else wandb takes a temporary one
+    place.mkdir(parents=True, exist_ok=True)  # without this folder, wandb uses a temporary one
     suffix = f"_{secrets.token_hex(3)}" if settings.wandb_random_suffix else ""
     named = {"group": settings.wandb_group, "name": settings.wandb_name}
     named = {} if known and suffix else {what: text and text + suffix for what, text in named.items()}
@@ -114,8 +114,8 @@ def wandb_arguments(settings: ObservabilitySettings, folder: Path, known: str | 
 
 
 def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, with values that were not finite as floats again; without a last line that a kill has
-    cut. Raises DataError: no such file, or a line that is not a JSON object with a `step`."""
+    """Yield the rows of a `metrics.jsonl`, with non-finite values restored. A truncated last line is skipped. Raises
+    DataError: the file does not exist, or a line is not a JSON object with a `step`."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError as error:

@@ -1,6 +1,6 @@
-"""Display of a run on the terminal: a live display for people, plain lines for logs and pipes. `live`
-keeps one status line at the bottom and prints each finished step above it; `plain` prints one line a step, and what the
-run begins with before its first one; `off` prints nothing; `auto` is live where standard error is a terminal."""
+"""Display of a run on the terminal: a live display for people, plain lines for logs and pipes. `live` keeps one status
+line at the bottom and prints each finished step above it. `plain` prints one line per step, and one per phase before
+the first step. `off` prints nothing. `auto` is live if standard error is a terminal."""
 
 import time
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _SHOWN = (
     ("perf/rollout_tokens_per_second", "tokens/s", "{:,.0f}"),
     ("perf/step_seconds", "time", "{:.1f}s"),
 )
-_BUSY = 0.9  # share of computing from which on an event loop delays the requests
+_BUSY = 0.9  # share of busy time from which an event loop delays requests
 _NO_SPREAD = (
     "note: within each group all rewards were equal, so there was nothing to learn from (gradient 0); easier prompts, "
     "partial rewards or a higher --n-samples-per-prompt help (said once)"
@@ -31,7 +31,7 @@ _SHOWN_OF_EVAL = ("reward", "success", "pass@1", "used_tool")
 
 
 class Progress:
-    """Display of phases and of finished steps, `total` in the run; a context manager. `console`: by default stderr."""
+    """Display of phases and of the finished steps of `total`; a context manager. `console`: default stderr."""
 
     def __init__(self, settings: ObservabilitySettings, *, total: int, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
@@ -56,17 +56,17 @@ class Progress:
         self._bar.update(self._task, completed=done)
 
     def begin(self, text: str) -> None:
-        """A phase before the first step: where there is no status line, it gets a line."""
+        """Show a phase before the first step. Without a status line the phase is printed."""
         self.phase(text)
         if self._mode == "plain":
             self._line(text)
 
     def ready(self, text: str, since: float) -> None:
-        """Something that was begun at `since` (of `time.monotonic`) is there; says how long it took."""
+        """Report that something is ready, and how long it took since `since` (of `time.monotonic`)."""
         self.note(f"{text}  time {time.monotonic() - since:.1f}s")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step, or an evaluation after it, is finished."""
+        """Show a finished step, or a finished evaluation."""
         if self._mode == "off":
             return
         if not any(name.startswith("eval/") for name in metrics):
@@ -97,7 +97,7 @@ def counted(count: int, one: str, many: str | None = None) -> str:
 
 
 def describe_step(step: int, total: int, metrics: Mapping[str, float]) -> str:
-    """One line about a step: `rollout 3/100  reward 0.512  tokens/s 1,204`, or `eval after rollout 3  ...`."""
+    """Return one line about a step: `rollout 3/100  reward 0.512  tokens/s 1,204`, or `eval after rollout 3  ...`."""
     if any(name.startswith("eval/") for name in metrics):
         when = f"eval after rollout {step + 1}" if step >= 0 else "eval before training"
         named = [(*name.partition("/")[2].rpartition("/"), value) for name, value in metrics.items()]
@@ -108,9 +108,9 @@ def describe_step(step: int, total: int, metrics: Mapping[str, float]) -> str:
 
 
 def describe_bottleneck(metrics: Mapping[str, float]) -> list[str]:
-    """Return what kept a step from being faster, as `["limited by ..."]`; nothing if the metrics do not say. It is the
-    trainer if the rollouts were ready for most of the step. Otherwise it is the event loop of the rollouts if it nearly
-    always computes. Otherwise it is where more trajectories are on average: at the engines, or in tools."""
+    """Return the bottleneck of a step, as `["limited by ..."]`; empty if the metrics do not show it. It is the trainer
+    if the rollouts were ready for most of the step, else the rollouts' event loop if it is nearly always busy.
+    Otherwise it is the engines or the tools, whichever have more trajectories on average."""
     waited, engines = metrics.get("perf/wait_time_ratio"), metrics.get("engines/in_flight")
     busy, tools = metrics.get("loop/busy_share", 0.0), metrics.get("tools/in_flight", 0.0)
     if waited is not None and waited < 0.5:

@@ -1,6 +1,6 @@
-"""A run's report: one self-contained HTML page without network or script. Model, tool and data text is escaped. It
-shows metrics, evaluations and trajectories: the first prompts of the first evaluation set before and after, and of the
-newest step the best, the worst and the failed trajectories."""
+"""A run's report: one self-contained HTML page without network access or scripts. Model, tool and data text is escaped.
+The page shows metrics, evaluations and trajectories: the first prompts of the first evaluation set before and after,
+the best and worst trajectories of the newest step, and the newest failed ones."""
 
 import json
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Rollouts that the trained tokens are old", (("mean", "staleness/mean"), ("most", "staleness/max"))),
     ("Generated tokens a second", (("tokens/s", "perf/rollout_tokens_per_second"),)),
 )
-_PAIRS = 6  # most prompts that are shown before and after
+_PAIRS = 6  # maximum number of prompts shown before and after
 _HEADLINE_OF_EVAL = (("pass@1", "solved (pass@1)"), ("reward", "mean reward"), ("used_tool", "used a tool"))
 
 
@@ -65,11 +65,11 @@ class Pair(NamedTuple):
 
 
 def write_report(run: str | Path, *, title: str | None = None) -> Path:
-    """Write `report.html` into the run's folder; returns its path. `run`: the run's folder. `title`: the page's
-    headline; the folder's name if not given. Raises DataError: no metrics, or a malformed file; names it."""
+    """Write `report.html` into the run's folder `run`, and return the file's path. `title`: the page's headline;
+    default: the folder's name. Raises DataError: there are no metrics, or a file is malformed."""
     run = Path(run)
     home, folders = _home(run), [*([] if (run / METRICS).is_file() else [run]), run / BELOW["eval"]]
-    # The evaluations that `agentrl eval` noted here or below; not those of training, which its curves show.
+    # Only evaluations that `agentrl eval` noted here or below: the curves show the evaluations of training.
     noted = [folder / EVALUATIONS for folder in folders]
     evaluations = [row for file in noted if file.is_file() for row in read_metrics(file)]
     rows = list(read_metrics(home / METRICS)) if (home / METRICS).is_file() else list(map(_as_metrics, evaluations))
@@ -101,13 +101,13 @@ def write_report(run: str | Path, *, title: str | None = None) -> Path:
 
 
 def run_verdict(run: Path) -> list[str]:
-    """The lines that say whether the run in a folder learned; none where nothing was trained."""
+    """Return the lines of the verdict on the run in a folder; empty if nothing was trained."""
     file = _home(run) / METRICS
     return verdict_lines(read_metrics(file)) if file.is_file() else []
 
 
 def headlines(series: Mapping[str, Series]) -> list[Headline]:
-    """Before and after: evaluation figures where there are, else the reward of the first and last rollout."""
+    """Return before/after figures: of evaluations if there are any, else rewards of the first and last rollout."""
     found = [
         Headline(f"{data}: {label}", number(one.first), number(one.last))
         for label, members in _evaluations(series)
@@ -120,7 +120,7 @@ def headlines(series: Mapping[str, Series]) -> list[Headline]:
 
 
 def chart_groups(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str, Series]]]]:
-    """The run's main curves: evaluation, then `MAIN_CHARTS`, without curves that say the same as their first."""
+    """Return the run's main curves: evaluations, then `MAIN_CHARTS`. A curve equal to its chart's first is left out."""
     groups = [(f"Evaluation: {label}", members) for label, members in _evaluations(series)]
     for title, wanted in MAIN_CHARTS:
         members = [(label, series[name]) for label, name in wanted if name in series]
@@ -130,7 +130,7 @@ def chart_groups(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str
 
 
 def _evaluations(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str, Series]]]]:
-    """Evaluation figures by kind, each with its sets; a reward that only counts solved prompts is not shown twice."""
+    """Return evaluation figures by kind, each with its sets. A kind with the values of an earlier kind is left out."""
     found: list[tuple[str, list[tuple[str, Series]]]] = []
     for what, label in _HEADLINE_OF_EVAL:
         members = [(n.split("/")[1], s) for n, s in series.items() if n.startswith("eval/") and n.endswith(f"/{what}")]
@@ -160,7 +160,7 @@ def _facts(rows: list[dict[str, Any]], series: Mapping[str, Series], settings: d
 
 
 def _home(run: Path) -> Path:
-    """The folder of metrics and settings: the run's folder, or that of a command below it."""
+    """Return the folder of metrics and settings: the run's folder, or that of a command below it."""
     folders = [run / below for below in BELOW.values()]
     return next((folder for name in (METRICS, SETTINGS) for folder in folders if (folder / name).is_file()), run)
 
@@ -171,7 +171,7 @@ def _as_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings of a folder's run by section; empty without any. Raises DataError: the file is not valid JSON."""
+    """Return the settings of a folder's run by section; empty if none. Raises DataError: the file is not valid JSON."""
     if not (file := folder / SETTINGS).is_file():
         return {}
     with raised_as(DataError, f"{file}: not valid JSON", ValueError):
@@ -181,7 +181,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 @cache
 def templates(*packages: str) -> Jinja:
-    """The templates of some packages; what is put into them is escaped, and what is missing an error."""
+    """Return the templates of some packages. Inserted values are escaped; a missing value is an error."""
     loader = ChoiceLoader([PackageLoader(f"agentrl.{name}", "templates") for name in packages])
     jinja = Jinja(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     jinja.globals["show"] = number

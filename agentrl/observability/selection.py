@@ -12,8 +12,8 @@ from agentrl.observability.trajectories import Token, TokenSpan, TokenTexts, Tra
 from agentrl.sample import Sample
 
 _WHAT = {"train": "training, rollout {}", "rollout": "agentrl rollout, rollout {}", "eval": "evaluation {} of {}"}
-_EACH, _PROMPTS = 2, 200  # most trajectories of one kind, and most prompts of an evaluation that are looked at
-_LONGEST = 1500  # tokens of a part from which on its middle is left out: the page is one file that is sent
+_EACH, _PROMPTS = 2, 200  # maximum of trajectories of one kind, and of prompts read from an evaluation
+_LONGEST = 1500  # maximum of tokens of a part: a longer part's middle is left out, to keep the page small
 
 
 class ShownTrajectory(NamedTuple):
@@ -25,14 +25,14 @@ class ShownTrajectory(NamedTuple):
 
 
 class StepSelection(NamedTuple):
-    """Trajectories of one step; `what` says which step of what."""
+    """Trajectories of one step; `what` names the step."""
 
     what: str
     picked: tuple[ShownTrajectory, ...]
 
 
 def first_and_last(run: Path) -> list[tuple[Sample, Sample]]:
-    """The first samples of the same prompts in the first and in the last evaluation of the first set that has two."""
+    """Return for each prompt its first sample in the first and in the last evaluation of the first set with two."""
     for store in find_stores(run).values():
         with StoreReader(store) as reader:
             for part in reader.kinds():
@@ -48,7 +48,7 @@ def _heads(reader: StoreReader, part: StoreSection, step: int) -> dict[int | Non
 
 
 def own_trajectories(run: Path, texts: TokenTexts) -> list[StepSelection]:
-    """Return the best, the worst and failures of the newest step in each store; of training, if it has any."""
+    """Return best and worst trajectories of each store's newest step, and the newest failures; of training, if any."""
     found = []
     for store in find_stores(run).values():
         with StoreReader(store) as reader:
@@ -77,7 +77,7 @@ def _picked(reader: StoreReader, part: StoreSection, texts: TokenTexts) -> Itera
 
 
 def read_trajectory(reader: StoreReader, row: TrajectoryRow, texts: TokenTexts) -> tuple[Group, Trajectory]:
-    """Return a row's group, and what a page shows of its sample."""
+    """Return a row's group, and the row's sample as a page shows it."""
     group, said = reader.group(row.key), reader.details(row.key)
     trained = {name: figures.tolist() for name, figures in said[row.place].items()} if said else None
     return group, replace(describe_sample(group[row.place], texts, trained), reward=row.reward)

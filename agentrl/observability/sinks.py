@@ -1,5 +1,5 @@
-"""Metrics sinks beside the built-in ones: `--metrics-sinks module:function` opens one, and `agentrl.observability.sinks`
-has those of MLflow and trackio. `--prometheus-port` serves the newest values.
+"""Additional metrics sinks. `--metrics-sinks module:function` opens a sink; `agentrl.observability.sinks` has sinks for
+MLflow and trackio. `--prometheus-port` serves the newest values.
 
 A sink of your own:
 
@@ -27,11 +27,11 @@ Sink = Callable[[int, float, Mapping[str, float]], None]
 class MetricsRun:
     """The run that a sink is opened for."""
 
-    folder: Path  # the run's; a sink may keep the id of its own run in it
-    resume_step: int  # first step of this life, above 0 if the run goes on; steps from it on may be logged again
+    folder: Path  # the run's folder; a sink may store the id of its own run there
+    resume_step: int  # first step of this process, above 0 after a resume; this and later steps may be logged again
 
     def known_id(self, file: str) -> str | None:
-        """Return the text of this file of the folder, if the run goes on and has it."""
+        """Return the text of `file` in the folder, if the run was resumed and has the file."""
         path = self.folder / file
         return path.read_text().strip() if self.resume_step > 0 and path.is_file() else None
 
@@ -64,7 +64,7 @@ def package(name: str, user: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def mlflow(run: MetricsRun) -> Iterator[Sink]:
-    """MLflow, by its variables MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. A resume goes on with the same run."""
+    """Log to MLflow, set up by MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. A resume continues the same run."""
     with package("mlflow-skinny", "the sink of MLflow", install("metrics")):
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
@@ -84,7 +84,7 @@ def mlflow(run: MetricsRun) -> Iterator[Sink]:
 
 @contextmanager
 def trackio(run: MetricsRun) -> Iterator[Sink]:
-    """trackio, by its variable TRACKIO_DIR. The project is agentrl, the run is named after the folder."""
+    """Log to trackio, set up by TRACKIO_DIR. The project is agentrl; the run has the folder's name."""
     with package("trackio", "the sink of trackio", "pip install trackio"):
         import trackio as library
     library.init(project="agentrl", name=run.folder.name, resume="allow" if run.resume_step > 0 else "never")
@@ -93,8 +93,8 @@ def trackio(run: MetricsRun) -> Iterator[Sink]:
 
 
 def prometheus(host: str, port: int, run: str, opened: ExitStack) -> Sink:
-    """Serve the newest value of each metric at `/metrics` as `agentrl_rollout_reward{run="..."}`, with `agentrl_step` and
-    `agentrl_logged_at` (Unix seconds). Raises SettingsError: the package is missing, or the port is taken."""
+    """Serve the newest value of each metric at `/metrics` as `agentrl_rollout_reward{run="..."}`, with `agentrl_step`
+    and `agentrl_logged_at` (Unix seconds). Raises SettingsError: the package is missing, or the port is taken."""
     with package("prometheus-client", "--prometheus-port", install("metrics")):
         from prometheus_client import CollectorRegistry, Gauge, start_http_server
     registry, gauges = CollectorRegistry(), dict[str, Gauge]()

@@ -1,8 +1,8 @@
-"""Trajectories for people: turns, and in them each token with its text, who wrote it, and what sampled and trained it.
+"""Trajectories for display: turns, and their tokens with text, author, and the data of sampling and training.
 
-1. A trajectory is parts: what comes before the last prompt message, that message, and then what the model wrote and what
-   it was shown, turn by turn. Parts joined are the sample's tokens, each once and in order.
-2. The first of them, and long answers of the environment, are folded: there, but closed until the reader opens them."""
+1. A trajectory has parts: the prompt before its last user message, that message, and for each turn the model's text and
+   the text that it was shown. The parts together have the sample's tokens, each once and in order.
+2. The first part, and long answers of the environment, are folded: closed until the reader opens them."""
 
 import math
 from bisect import bisect_right
@@ -17,20 +17,20 @@ from agentrl.errors import DataError
 from agentrl.sample import Origin, Sample, Segment
 
 TokenTexts = Callable[[Sequence[int]], Sequence[str]]
-"""Token ids to as many pieces of text, which joined are the decoded text."""
+"""Maps token ids to as many pieces of text, whose concatenation is the decoded text."""
 _INVISIBLE = (0xAD, 0x61C, 0x200B, 0x200E, 0x200F, *range(0x202A, 0x202F), 0x2060, *range(0x2066, 0x206A), 0xFEFF)
 _HIDDEN = {code: f"⟨U+{code:04X}⟩" for code in _INVISIBLE}
 
 Trained = Mapping[str, Sequence[float]]
-"""The trainer's `log_probs` and `advantages` of a sample: one a response token each, NaN where there is none."""
+"""The trainer's `log_probs` and `advantages` of a sample: one per response token each, NaN where there is none."""
 
 UNSURE = math.log(0.5)
-LONG = 80  # tokens from which on an answer of the environment is folded
+LONG = 80  # an answer of the environment with this many tokens or more is folded
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token as the page shows it; `origin` is prompt, model, close or env. `image`: data URL of one that begins there."""
+    """One token as the page shows it; `origin` is prompt, model, close or env. `image`: data URL of an image."""
 
     text: str
     origin: str
@@ -58,7 +58,7 @@ class TokenSpan:
 
     @property
     def preview(self) -> str:
-        """The first words, for where it is folded."""
+        """The first words, shown while the part is folded."""
         return first_words("".join(token.text for token in self.tokens[:LONG]))
 
 
@@ -85,7 +85,7 @@ class Trajectory:
 
 
 def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None = None) -> Trajectory:
-    """A sample's tokens with authors and notes. Raises DataError: `texts` or `trained` have not one entry a token."""
+    """Return a sample's tokens with authors and notes. Raises DataError: `texts` or `trained` have another length."""
     sample, pieces = _in_messages(sample) if sample.hosted else (sample, list(texts(sample.tokens)))
     if len(pieces) != len(sample.tokens):
         raise DataError(f"expected one text a token: got {len(pieces)} texts for {len(sample.tokens)} tokens")
@@ -108,7 +108,7 @@ def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None =
 
 
 def _token(sample: Sample, at: int, text: str, span: Segment | None, trained: Trained | None) -> Token:
-    """Token `at` of the sample; `span` is what it belongs to, None for the prompt."""
+    """Return token `at` of the sample. `span`: the token's segment; None for the prompt."""
     origin = "prompt" if span is None else span.origin.value
     notes = [origin] if sample.hosted else [origin, f"id {sample.tokens[at]}"]
     at -= sample.prompt_length
@@ -140,7 +140,7 @@ def _show_images(sample: Sample, tokens: list[Token]) -> None:
 
 
 def _in_messages(sample: Sample) -> tuple[Sample, list[str]]:
-    """A hosted model's sample with one token for each message, and what the messages say."""
+    """Return a hosted model's sample with one token for each message, and the messages' texts."""
     messages = _messages(sample)
     written = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
     turns = written[len(written) - min(sample.model_turns, len(written)) :]
@@ -160,7 +160,7 @@ def _said(message: Mapping[str, Any]) -> str:
 
 
 def _spans(sample: Sample) -> list[Segment]:
-    """The writer of each part of the response; a sample without segments tells by its loss mask."""
+    """Return the response's segments. For a sample without segments they come from its loss mask."""
     if sample.segments or not sample.response_length:
         return sample.segments
     spans, at, turn = [], 0, 0
@@ -171,7 +171,7 @@ def _spans(sample: Sample) -> list[Segment]:
 
 
 def _prompt_parts(sample: Sample, tokens: Sequence[Token]) -> Iterator[TokenSpan]:
-    """The prompt, cut where its last message of a user begins."""
+    """Yield the prompt, split where its last user message begins."""
     ends = list(accumulate(len(token.text) for token in tokens))
     text = "".join(token.text for token in tokens)
     messages = _messages(sample) or [{"role": "user", "content": sample.prompt}]
@@ -184,7 +184,7 @@ def _prompt_parts(sample: Sample, tokens: Sequence[Token]) -> Iterator[TokenSpan
 
 
 def _answer_parts(sample: Sample, tokens: Sequence[Token], spans: Sequence[Segment], turns: int) -> Iterator[TokenSpan]:
-    """One part for what the model wrote in a turn, with the tokens that close it, one for what it was shown then."""
+    """Yield for each turn a part with the tokens of the model and its close, and a part with the answer's tokens."""
     names = ("step_rewards", "generate_seconds", "step_seconds")
     given = (value if isinstance(value := sample.metadata.get(name), list) else () for name in names)
     rewards, generating, stepping = ({i: n for i, n in enumerate(v, 1) if isinstance(n, (int, float))} for v in given)
@@ -202,7 +202,7 @@ def _answer_parts(sample: Sample, tokens: Sequence[Token], spans: Sequence[Segme
 
 
 def _messages(sample: Sample) -> list[Mapping[str, Any]]:
-    """The conversation where it is known, else the prompt's messages; what is no message is left out."""
+    """Return the conversation if it is known, else the prompt's messages. Other entries are left out."""
     found = sample.metadata.get("messages") or sample.prompt
     return [m for m in found if isinstance(m, Mapping)] if isinstance(found, list) else []
 
@@ -220,8 +220,8 @@ def _scores(sample: Sample, grade: Mapping[str, Any]) -> dict[str, float]:
 
 
 def run_texts(folder: Path, settings: Mapping[str, Any]) -> TokenTexts:
-    """Token texts by the tokenizer of the model that a run wrote or began with; `id_texts` where there is none.
-    `folder`: where the run's metrics or trajectories are. `settings`: the run's, by section."""
+    """Return token texts by the tokenizer of the model that a run wrote or began with; `id_texts` if there is none.
+    `folder`: the folder of the run's metrics or trajectories. `settings`: the run's settings by section."""
     checkpoint = settings.get("train", {}).get("hf_checkpoint")
     folders = [folder / "model", folder.parent / "model", *([Path(checkpoint).expanduser()] if checkpoint else [])]
     if (file := next((f / "tokenizer.json" for f in folders if (f / "tokenizer.json").is_file()), None)) is None:
@@ -233,7 +233,7 @@ def run_texts(folder: Path, settings: Mapping[str, Any]) -> TokenTexts:
 
 
 def split_texts(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """The text of each token. A character of several tokens belongs to the last of them; the others are empty."""
+    """Return the text of each token. A character of several tokens belongs to the last; the others are empty."""
     out, held = [], 0
     for at in range(len(ids)):
         text = decode(ids[at - held : at + 1])
@@ -244,5 +244,5 @@ def split_texts(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> l
 
 
 def id_texts(ids: Sequence[int]) -> list[str]:
-    """Stand-in texts where there is no tokenizer: the ids themselves."""
+    """Return the ids as texts, for use without a tokenizer."""
     return [f"{token_id} " for token_id in ids]

@@ -109,10 +109,9 @@ class StepRewards:
 
 
 class Combined:
-    """A reward function made of several; see the module's docstring. `parts` are weighted graders. Each failed check
-    of `gate` changes the total, in order. `steps`, if given, adds the environment's step rewards.
-
-    Raises SettingsError: two parts have the same name, or there is nothing to combine."""
+    """A reward function made of several. `parts` are weighted graders. Each failed check of `gate` changes the total,
+    in order. `steps`, if given, adds the environment's step rewards. Raises SettingsError: two parts have the same
+    name, or there is nothing to combine."""
 
     def __init__(
         self, *parts: Weighted, gate: Verifier | Sequence[Verifier] = (), steps: StepRewards | None = None

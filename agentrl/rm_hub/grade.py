@@ -38,9 +38,8 @@ class Grade:
 
 
 GraderFunction = Callable[[str, Any, Metadata], Grade]
-"""A grader: `(response, label, metadata) -> Grade`; pure, so that it can run in another process.
-
-If the data is wrong, it raises a `GraderFailure` of kind "grader_bad_label" or "grader_bad_metadata"."""
+"""A grader: `(response, label, metadata) -> Grade`; pure, so that it can run in another process. If the data is wrong,
+it raises a `GraderFailure` of kind "grader_bad_label" or "grader_bad_metadata"."""
 
 
 class GraderService(ABC):

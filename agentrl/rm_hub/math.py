@@ -37,9 +37,8 @@ def grade_math(response: str, label: Any, metadata: Metadata) -> Grade:
 
 def grade_gsm8k(response: str, label: Any, metadata: Metadata) -> Grade:
     """Grade `gsm8k`: 1 if the response's final number equals the label's, else 0 (Cobbe et al. 2021, arXiv:2110.14168).
-
-    18, 18.00, $18, 18 dollars and "eighteen" are equal; 17.99 is different. A label with two or more decimals accepts
-    a longer number that rounds to it. A label is a number, GSM8K's solution text with `#### 18`, or a list."""
+    18, 18.00, $18, 18 dollars and "eighteen" are equal. A label with two or more decimals accepts a longer number that
+    rounds to it. A label is a number, GSM8K's solution text with `#### 18`, or a list."""
     wanted = [gold.rpartition("####")[2].strip() for gold in texts_of(label, "gsm8k")]
     if not all(numbers.read(clean(gold)) is not None for gold in wanted):
         raise bad_label("gsm8k", "one number, or a solution that ends with '#### number'", label)

@@ -116,11 +116,10 @@ def _failure(kind: str, rm_type: str, what: str) -> GraderFailure:
 
 
 def grade(rm_type: str, response: str, label: Any = None, metadata: Metadata | None = None) -> Grade:
-    """Grade one answer, in this process and without a deadline. `rm_type` is a NAME of `graders()`,
-    `boxed_NAME`, or `path/to/file.py:function`. `label` is the accepted answer or a list. Some graders need `metadata`.
-
-    Raises SettingsError: the grader is unknown, or must be awaited. GraderFailure: the label or a field of the metadata
-    is missing or has the wrong type, or the grader raised an exception."""
+    """Grade one answer, in this process and without a deadline. `rm_type` is a NAME of `graders()`, `boxed_NAME`, or
+    `path/to/file.py:function`. `label` is the accepted answer or a list. Some graders need `metadata`. Raises
+    SettingsError: the grader is unknown, or must be awaited. GraderFailure: the label or a field of the metadata is
+    missing or has the wrong type, or the grader failed."""
     spec, metadata = find(rm_type), {} if metadata is None else metadata
     if spec.runs != "process":
         otherwise = "use async_rm in async code, or grade_many"

@@ -40,8 +40,8 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class TrainBatch:
-    """S samples with T tokens and R response tokens in all: `PerToken` arrays are [T], `PerResponseToken` [R],
-    `PerSample` [S]. A missing index is -1."""
+    """S samples, T tokens, R response tokens: `PerToken` is [T], `PerResponseToken` [R], `PerSample` [S]. No index:
+    -1."""
 
     tokens: PerToken[np.int32]  # each sample's prompt and response
     offsets: NDArray[np.int64]
@@ -50,8 +50,7 @@ class TrainBatch:
     rollout_log_probs: PerResponseToken[np.float32] | None = None  # the engine's natural logs, 0 where masked; or None
     turns: PerResponseToken[np.int32]  # the turn that each token belongs to, from 1; 0 where unknown
     staleness: PerResponseToken[np.int32]
-    """Number of rollouts by which the weights that sampled the token are older than the weights that this
-    batch trains; -1 where masked or unknown."""
+    """Age, in rollouts, of the weights that sampled the token; -1 where masked or unknown."""
     step_rewards: PerResponseToken[np.float64] | None = None
     """The reward of each turn, at the turn's last model token; 0 elsewhere. The sum is all that the sample
     earned, see `observations.credit_of`. None if no step gave a reward."""

@@ -49,9 +49,8 @@ def forward_flops(shape: CostShape, lengths: NDArray[np.int64]) -> float:
 
 
 class Network(ABC):
-    """This rank's part of the model in `folder`, with its weights; a part that `learns` has gradients.
-
-    With `values` the model's output is one value per token in place of logits."""
+    """This rank's part of the model in `folder`, with its weights; a part that `learns` has gradients. With `values`
+    the model's output is one value per token in place of logits."""
 
     model: Any  # the form that hooks get
     forward_backward: ForwardBackward

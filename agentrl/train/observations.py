@@ -23,10 +23,9 @@ def credit_of(sample: Sample, reward: float) -> list[float]:
     """Return each turn's reward at its last model token, and 0 elsewhere. If `reward` is NaN, all are 0.
 
     The rewards of turns are `metadata["step_credit"]`, which a combined reward writes. Without it they are
-    `metadata["step_rewards"]`, and the last turn also gets the rest of `reward`. Both lists have an entry per turn. A
-    sample of a split trajectory leaves out the rewards of turns before its own first turn. Its last turn also gets the
-    rewards of all later turns, so returns equal those without a split. A sample without turns has all of `reward` at its
-    last token."""
+    `metadata["step_rewards"]`, and the last turn also gets the rest of `reward`. Both have an entry per turn. A sample
+    of a split trajectory leaves out the rewards of turns before its own first turn. Its last turn also gets the rewards
+    of all later turns, so returns equal those without a split. Without turns, all of `reward` is at the last token."""
     out = [0.0] * sample.response_length
     last = {s.turn: s.end - 1 for s in sample.segments if s.origin is Origin.MODEL and s.turn > 0}
     if not out or math.isnan(reward):
@@ -86,9 +85,8 @@ _READ = ("weight", "turn_weights")  # the keys of `train_metadata` that are read
 
 
 def weights_of(sample: Sample) -> list[float]:
-    """Return the loss weight of each response token: the sample's "weight" times its turn's entry in "turn_weights". A
-    removed sample has 1. Raises SampleError: a turn has no weight, a weight is negative or not finite, or a key is
-    misspelt."""
+    """Return the loss weight of each response token: the sample's "weight" times its turn's entry in "turn_weights".
+    Removed samples have 1. Raises SampleError: a weight is missing, negative or not finite, or a key is misspelt."""
     given, where = sample.train_metadata or {}, f"sample index={sample.index}: train_metadata"
     for name in set(given) - set(_READ):
         if close := difflib.get_close_matches(str(name), _READ, n=1, cutoff=0.85):

@@ -43,8 +43,7 @@ def make_plan(
     balance: bool = True,
     attention_crossover: int | None = None,
 ) -> PackingPlan:
-    """Spread samples over ranks and pack each rank's samples into microbatches. Raises TrainError: no samples, or a
-    sample without tokens.
+    """Spread samples over ranks and pack them into microbatches. Raises TrainError: no samples, or one without tokens.
 
     Args:
         lengths: [S] tokens of each sample.
@@ -53,8 +52,7 @@ def make_plan(
             sample has its own microbatch. None: exactly `micro_batch_size` samples, fewer in the last microbatch.
         alignment: see `PackingPlan`.
         balance: balance the work over the ranks; if false, the ranks take bundles in turn.
-        attention_crossover: the length at which a sample's attention costs as much as everything else. With None,
-            attention costs nothing: work is the number of tokens."""
+        attention_crossover: length at which a sample's attention costs as much as the rest. None: attention costs 0."""
     if not lengths or min(lengths) < 1:
         raise TrainError(f"packing needs samples with at least one token each, got lengths {list(lengths)[:8]}")
     known = prefixes or SharedPrefixes.none(len(lengths))

@@ -1,6 +1,5 @@
-"""Routing replay: the trainer uses the experts that the engine chose (arXiv:2510.11370). Each layer gets its routing
-just before it runs, so recomputed forward passes use the right rows. Scores and gradients are the trainer's. For tokens
-with unknown experts (-1) the router chooses."""
+"""Routing replay: the trainer uses the experts that the engine chose (arXiv:2510.11370). Layers get their routing just
+before they run, so recomputed forward passes use the right rows. For unknown experts (-1) the router chooses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -57,12 +57,10 @@ _ALLOCATIONS = 100_000  # number of newest allocations that `record_memory_histo
 class TrainBackend(ABC):
     """One rank of a trainer. All backends have the same arguments; `init` builds the models.
 
-    If the critic has separate processes, they compute `values`. The actor's processes `prepare` the batch with these
-    values, and both `train` on the result.
+    A critic's separate processes compute `values`. The actor's `prepare` the batch with these, and both `train` on it.
 
     Args:
-        settings, algorithm: the settings of the trainer, where `hf_checkpoint` names the starting weights, and of the
-            algorithm.
+        settings, algorithm: settings of the trainer (`hf_checkpoint`: the starting weights) and the algorithm.
         rollout_temperature: the sampling temperature, by which logits are divided.
         total_steps: number of optimizer steps of the run; by default the learning rate's decay ends there.
         device: `cuda`, `cpu`, or `auto`: `cuda` if this machine has it.
@@ -317,8 +315,8 @@ class TrainBackend(ABC):
         return self.actor.network.export()
 
     def init_weight_group(self, group: WeightGroup) -> None:
-        """Join the group in which this rank sends weights to engines, if this rank is the sender. Blocks until all
-        members have joined."""
+        """Join the group in which this rank, if it is the sender, sends weights to engines. Blocks until all have
+        joined."""
         if self.ranks.rank == group.sender:
             where = f"tcp://{group.address}:{group.port}"
             self._sender = WeightSender(group.backend, where, group.world_size, group.name, group.size)
@@ -464,8 +462,8 @@ class TrainBackend(ABC):
             self.ranks.leave()
             for models in ("ranks", "_files", "actor", "critic", "reference", "teacher"):
                 vars(self).pop(models, None)
-            # Models and process groups form reference cycles. Until they are collected, the threads of each gloo group
-            # wake a hundred times a second.
+            # Models and process groups form cycles. Until collection, the threads of each gloo group wake 100 times a
+            # second.
             gc.collect()
 
 

@@ -24,8 +24,8 @@ class SharedPrefixes:
 
     order: tuple[int, ...]  # [S] indices of the sequences
     shared: tuple[int, ...]
-    """[S] length of the prefix that the sequence at this place shares with the one before it. It is 0 at the first
-    place, and if it would be below `LEAST`."""
+    """[S] length of the prefix shared with the sequence before. It is 0 at the first place and instead of less than
+    `LEAST`."""
 
     @classmethod
     def of(cls, sequences: Sequence[Ids]) -> "SharedPrefixes":

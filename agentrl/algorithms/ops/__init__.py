@@ -1,4 +1,4 @@
-"""Tensor code of the algorithms, which imports torch: a module is loaded when it is first asked for, as `ops.clipping`."""
+"""Tensor code of the algorithms. It imports torch, so a module such as `ops.clipping` is loaded at its first use."""
 
 import importlib
 from types import ModuleType

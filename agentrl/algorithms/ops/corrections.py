@@ -1,10 +1,10 @@
-"""Corrections for tokens that another policy sampled than the one that is trained.
+"""Corrections for tokens that a policy other than the trained one sampled.
 
-1. Three policies meet in a token: the one that sampled it (`rollout_log_probs`, as the engine reported them), the one
-   that clipping keeps the update near (`old_log_probs`, the trainer's own before the rollout's first step), and the one
-   being trained. Importance weight old / rollout times ratio new / old is new / rollout (arXiv:2110.00641).
+1. A token has three policies: the sampling policy (`rollout_log_probs`, as the engine reported them), the old policy
+   that clipping keeps the update near (`old_log_probs`, the trainer's own before the rollout's first step), and the
+   trained one. Importance weight old / rollout times ratio new / old is new / rollout (arXiv:2110.00641).
 2. Weights are constants: no gradient runs through them. They multiply the policy term; KL and entropy keep their own.
-3. A rejected token is masked: no term of the loss sees it, and it stays in the mean that the loss is.
+3. A rejected token is masked: no term of the loss includes it, but the loss's mean still counts it.
 4. Levels: `token` is the token's own ratio, `sequence` the product over its sample's trained tokens, `geometric` their
    geometric mean. Logarithms are bounded by `MAX_LOG_RATIO` before exp."""
 
@@ -39,8 +39,8 @@ class Correction:
 
 
 def correct(view: TokenView, settings: AlgorithmFields) -> Correction:
-    """The corrections that the settings ask for: importance weights, rejection, off-policy sequence masking. Raises
-    TrainError: they need log-probs or advantages that the view lacks. PluginError: an own function's fault."""
+    """Compute the corrections that the settings ask for: importance weights, rejection, off-policy sequence masking.
+    Raises TrainError: the view lacks log-probs. PluginError: a user's function returned bad weights."""
     found = Correction(view, torch.ones_like(view.log_probs))
     path = settings.custom_tis_function_path
     here = path is None or is_own(path, TIS)
@@ -54,20 +54,20 @@ def correct(view: TokenView, settings: AlgorithmFields) -> Correction:
 
 
 def log_ratio(view: TokenView) -> Tensor:
-    """log(old / rollout) [N], detached."""
+    """Return log(old / rollout) [N], detached."""
     rollout = need(view.rollout_log_probs, "rollout_log_probs", "an off-policy correction")
     return (view.old_log_probs - rollout).detach()
 
 
 def at_level(view: TokenView, logs: Tensor, level: str) -> Tensor:
-    """The ratios [N] of a level, of log-ratios [N] of the tokens."""
+    """Return the ratios [N] at `level`, from the tokens' log-ratios `logs` [N]."""
     if level != "token":
         logs = view.sum_over_sample(logs) if level == "sequence" else view.mean_over_sample(logs)
     return logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def _weigh(found: Correction, settings: AlgorithmFields) -> None:
-    """Weights [N] of the ratios [N] old / rollout at `tis_level`. truncate: clamped to [tis_clip_low, tis_clip] (TIS,
+    """Set weights by the ratios [N] old / rollout at `tis_level`. truncate: clamped to [tis_clip_low, tis_clip] (TIS,
     https://fengyao.notion.site/off-policy-rl). mask: 0 outside of these bounds (MIS; IcePop, arXiv:2510.18855)."""
     if settings.custom_tis_function_path:
         found.weights = own_importance(found.view, settings)
@@ -81,7 +81,7 @@ def _weigh(found: Correction, settings: AlgorithmFields) -> None:
 
 
 def _mask_sequences(found: Correction, settings: AlgorithmFields) -> None:
-    """No policy term where A < 0 and the sample's mean log(rollout / new) exceeds opsm_delta (arXiv:2512.02556, 3.1)."""
+    """Drop policy terms where A < 0 and the sample's mean log(rollout / new) > opsm_delta (arXiv:2512.02556, 3.1)."""
     view = found.view
     rollout = need(view.rollout_log_probs, "rollout_log_probs", "use_opsm")
     apart = view.mean_over_sample(rollout - view.log_probs.detach())
@@ -91,7 +91,7 @@ def _mask_sequences(found: Correction, settings: AlgorithmFields) -> None:
 
 
 def _reject(found: Correction, settings: AlgorithmFields) -> None:
-    """Mask what lies outside [rs_lower_bound, rs_upper_bound], and samples with a token below rs_veto_threshold."""
+    """Mask ratios outside [rs_lower_bound, rs_upper_bound], and samples with a token ratio below rs_veto_threshold."""
     view, logs = found.view, log_ratio(found.view)
     ratio, upper = at_level(view, logs, settings.rs_level), settings.rs_upper_bound
     low, high = ratio < (settings.rs_lower_bound or 1 / upper), ratio > upper
@@ -115,11 +115,11 @@ def token_weights(
     denominator: Literal["live", "all", "constant"] = "live",
     max_length: int | None = None,
 ) -> Tensor:
-    """The weight of each response token in the step's loss, [N] float64, zero where the mask [N] is zero.
+    """Return the weight of each response token in the step's loss, [N] float64, zero where the mask [N] is zero.
 
-    per_token=False: every trajectory counts alike, and within it every trained token. A trajectory that fanned out into
-    several samples (they share an id [S]) has one weight, spread over the trained tokens of them all. per_token=True:
-    every trained token of the step counts alike (DAPO's token-level loss, arXiv:2503.14476).
+    per_token=False: all trajectories have equal weight, and so have the trained tokens of a trajectory. A split
+    trajectory (samples with the same id [S]) has one weight, spread over the trained tokens of all its samples.
+    per_token=True: all trained tokens of the step have equal weight (DAPO's token-level loss, arXiv:2503.14476).
 
     Args:
         denominator: `live`: trajectories without a trained token do not count. `all`: they count in the mean (GRPO's
@@ -146,8 +146,8 @@ _SUMS = ("tokens", "abs_diff", "kl", "ratio", "square")
 
 
 def mismatch_sums(view: TokenView, *, engine_is_old: bool) -> dict[str, Tensor]:
-    """Sums over the view's trained tokens, float64, of which `mismatch_metrics` makes metrics. `engine_is_old`:
-    `old_log_probs` are the engine's, so that the trainer's are those of the model itself."""
+    """Return sums over the view's trained tokens, float64, for `mismatch_metrics`. `engine_is_old`: `old_log_probs` are
+    the engine's, so the trainer's are `log_probs`."""
     old = view.log_probs.detach() if engine_is_old else view.old_log_probs
     logs = (old - need(view.rollout_log_probs, "rollout_log_probs", "the mismatch")).double()
     ratio = logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -160,12 +160,12 @@ def mismatch_sums(view: TokenView, *, engine_is_old: bool) -> dict[str, Tensor]:
 
 
 def mismatch_metrics(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Of the sums of optimizer steps, means over tokens; nothing of a part without tokens.
+    """Return means over tokens from the sums of optimizer steps. A part without tokens has no metrics.
 
-    Names: `train_rollout_logprob_abs_diff` of all tokens; `mismatch_kl` (mean of log engine - log trainer),
-    and `mismatch_ess`, of the ratios trainer / engine the effective sample size (sum of ratios)^2 / (tokens * sum of
-    squares), 1 where both agree; `mismatch_numerics_...` over the tokens of staleness 0 and `mismatch_staleness_...` over
-    the older ones, `abs_diff` among them."""
+    Names: `train_rollout_logprob_abs_diff` over all tokens; `mismatch_kl` (mean of log engine - log trainer);
+    `mismatch_ess`, the effective sample size of the ratios trainer / engine, (sum of ratios)^2 / (tokens * sum of
+    squares), 1 if both agree. `mismatch_numerics_...` (tokens of staleness 0) and `mismatch_staleness_...` (older
+    tokens) also have `abs_diff`."""
     total: dict[str, float] = defaultdict(float)
     for step in steps:
         for name, value in step.items():
@@ -183,8 +183,8 @@ def mismatch_metrics(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def check_agreement(step: Mapping[str, float], most: float | None) -> None:
-    """Refuse the sums of an optimizer step whose mean difference of log-probs is above `most` (None: any will do).
-    Raises TrainError: it is."""
+    """Check the mean difference of log-probs in the sums of an optimizer step. Raises TrainError: the difference is
+    above `most` (None: no limit)."""
     tokens = step.get(f"{PREFIX}tokens", 0.0)
     if most is not None and tokens and not (mean := step[f"{PREFIX}abs_diff"] / tokens) <= most:
         raise TrainError(

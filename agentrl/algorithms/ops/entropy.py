@@ -1,5 +1,5 @@
-"""Control of the policy's entropy by tokens of high covariance (arXiv:2505.22617): chosen over a rollout before its first
-step, so that every parallel layout chooses the same tokens."""
+"""Control of the policy's entropy by tokens of high covariance (arXiv:2505.22617). They are chosen once per rollout,
+before its first step, so that every parallel layout chooses the same tokens."""
 
 import torch
 from torch import Tensor
@@ -8,21 +8,21 @@ from agentrl.algorithms.base import SampleView, need
 from agentrl.algorithms.fields import AlgorithmFields
 from agentrl.algorithms.ops.clipping import log_ratio_of
 
-NUMERICS = 1e-4  # log-ratio of two passes over the same weights: its sign is rounding, and must not be a gradient
+NUMERICS = 1e-4  # largest log-ratio that may be rounding between two passes: it must give no gradient
 
 
 def covariances(log_probs: Tensor, advantages: Tensor) -> Tensor:
-    """(log-prob - mean) * (advantage - mean) of N tokens, float64 (eq. 10). The entropy falls by their mean."""
+    """Return (log-prob - mean) * (advantage - mean) of N tokens, float64 (eq. 10). Entropy falls by their mean."""
     logs, credit = log_probs.double(), advantages.double()
     return (logs - logs.mean()) * (credit - credit.mean())
 
 
 def chosen_tokens(inputs: SampleView, advantages: Tensor, settings: AlgorithmFields) -> Tensor:
-    """The tokens [N] that `entropy_control` acts on, as 0 and 1, by the old log-probs and the final `advantages` [N].
+    """Choose the tokens that `entropy_control` acts on, as [N] of 0 and 1, by old log-probs and final `advantages` [N].
 
-    `kl`: the share `covariance_ratio` of the trained tokens with the highest covariance (eq. 13). `clip`: as many, drawn
-    from those with a covariance in [`covariance_low`, `covariance_high`] (eq. 11). At least one token, where there is
-    one. The draw is seeded by the rollout's tokens, so every rank and every repetition draws the same."""
+    `kl`: the share `covariance_ratio` of the trained tokens with the highest covariance (eq. 13). `clip`: the same
+    number, drawn from the tokens with a covariance in [`covariance_low`, `covariance_high`] (eq. 11). At least one
+    token is chosen, if there is one. The draw is seeded by the rollout's tokens, so every rank draws the same."""
     old = need(inputs.old_log_probs, "old_log_probs", "entropy_control")
     trained = inputs.loss_mask.nonzero().flatten()
     chosen = torch.zeros_like(inputs.loss_mask, dtype=torch.float32)
@@ -42,12 +42,12 @@ def chosen_tokens(inputs: SampleView, advantages: Tensor, settings: AlgorithmFie
 
 
 def penalty(log_probs: Tensor, old_log_probs: Tensor, chosen: Tensor, coef: float) -> Tensor:
-    """The term [N] of kl-cov (eq. 14): coef * |log-prob - old log-prob| at chosen tokens; 0 within `NUMERICS`."""
+    """Compute kl-cov's term [N] (eq. 14): coef * |log-prob - old log-prob| at chosen tokens; 0 within `NUMERICS`."""
     apart = log_ratio_of(log_probs, old_log_probs).abs()
     return coef * chosen * torch.where(apart > NUMERICS, apart, 0.0)
 
 
 def sampled_entropy(inputs: SampleView) -> float:
-    """Mean of -old log-prob over the trained tokens: an estimate of the old policy's entropy, in nats a token."""
+    """Return the mean of -old log-prob over trained tokens: the old policy's estimated entropy, in nats per token."""
     old = need(inputs.old_log_probs, "old_log_probs", "entropy_target")[inputs.loss_mask > 0]
     return float(-old.double().mean()) if len(old) else 0.0

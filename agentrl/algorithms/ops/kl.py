@@ -1,12 +1,12 @@
-"""Distance of the policy from a reference or a teacher, by log-probs of tokens that it sampled.
+"""Distance of the policy from a reference or a teacher, by log-probs of tokens that the policy sampled.
 
-Estimators of KL(policy || reference): J. Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html, with
-`x ~ policy` and `log_ratio = log policy(x) - log reference(x)`:
+Estimators of KL(policy || reference): J. Schulman, "Approximating KL divergence",
+http://joschu.net/blog/kl-approx.html, with `x ~ policy` and `log_ratio = log policy(x) - log reference(x)`:
 
 1. k1 = log_ratio: unbiased, high variance, can be negative.
 2. k2 = log_ratio^2 / 2: biased, low variance; its gradient is an unbiased gradient of the KL on-policy.
-3. k3 = exp(-log_ratio) - 1 + log_ratio: unbiased, low variance, never negative. The log-ratio is bounded by -20 from
-   below, where it would be 5e8 and soon infinite.
+3. k3 = exp(-log_ratio) - 1 + log_ratio: unbiased, low variance, never negative. The log-ratio is clamped at -20 from
+   below, where k3 is 5e8; further below, k3 would soon be infinite.
 4. low_var_kl = k3 clamped to [-10, 10], so that no outlier dominates a batch; a clamped token's gradient is 0."""
 
 from collections.abc import Callable
@@ -34,19 +34,19 @@ _ESTIMATORS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 def approximate_kl(
     log_probs: Tensor, reference_log_probs: Tensor, kind: str = "k1", *, weight: Tensor | None = None
 ) -> Tensor:
-    """Per-token estimate of KL(policy || reference), in nats, from natural-log probabilities of the sampled tokens;
-    differentiable in both. `kind` is k1, k2, k3 or low_var_kl; `weight` multiplies it before the clamp."""
+    """Estimate KL(policy || reference) per token, in nats, from natural-log probabilities of the sampled tokens;
+    differentiable in both. `kind` is k1, k2, k3 or low_var_kl. `weight` multiplies the estimate before the clamp."""
     kl = _ESTIMATORS[kind](log_probs - reference_log_probs)
     kl = kl if weight is None else weight * kl
     return kl.clamp(-10.0, 10.0) if kind == "low_var_kl" else kl
 
 
 def reverse_kl(inputs: SampleView) -> Tensor:
-    """log p_student - log p_teacher of the sampled tokens [N] float64, in nats; 0 if masked. The student's are the old.
+    """Return log p_student (old) - log p_teacher of the sampled tokens, [N] float64, in nats; 0 if masked.
 
-    Over tokens that the student sampled this is in the mean KL(student || teacher) of the next token, the reverse KL
-    (K. Lu et al., "On-Policy Distillation", Thinking Machines Lab 2025; GKD, arXiv:2306.13649). Subtracted from the
-    advantage of its own token, it moves no token for what comes after it."""
+    The mean over tokens that the student sampled is the next token's KL(student || teacher), the reverse KL (K. Lu et
+    al., "On-Policy Distillation", Thinking Machines Lab 2025; GKD, arXiv:2306.13649). A token's value is subtracted
+    from its own advantage only, so no token gets credit for later tokens."""
     student = need(inputs.old_log_probs, "old_log_probs", "on-policy distillation").double()
     teacher = need(inputs.teacher_log_probs, "teacher_log_probs", "on-policy distillation").double()
     return torch.where(inputs.loss_mask > 0, student - teacher, 0.0)

@@ -1,4 +1,4 @@
-"""Rewards relative to their group, and values relative to the whole batch."""
+"""Normalization of rewards within their group, and of values over the whole batch."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -17,12 +17,12 @@ def group_normalize(
     divide_by_std: bool = True,
     leave_one_out: bool = False,
 ) -> Tensor:
-    """Rewards relative to their group, [S] float64.
+    """Return rewards relative to their group, [S] float64.
 
-    The members of a group are its trajectories. Samples that share a trajectory are one member, whose reward is their
-    mean, so a trajectory that fanned out does not outvote its siblings; each sample's own reward is then compared with
-    the members' mean (with `leave_one_out` that of the other members) and (n - 1) standard deviation. A group whose
-    members all have the same reward, or that has only one, gives zeros. NaN rewards are left out and get zero."""
+    The members of a group are its trajectories. Samples of one trajectory are one member with their mean reward, so a
+    split trajectory counts no more than others. Each sample's own reward is compared with the members' mean (with
+    `leave_one_out`, the other members' mean) and (n - 1) standard deviation. A group of equal rewards, or of one
+    member, gives zeros. NaN rewards are left out and get zero."""
     known, filled = _known(rewards)
     group = Members.of(filled, known, group_ids, trajectory_ids)
     size, mean = group.size, group.per_group(group.rewards * group.counted) / group.size.clamp(min=1)
@@ -42,8 +42,8 @@ def group_normalize(
 
 
 def decoupled_normalize(parts: Tensor, weights: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Tensor:
-    """GDPO's advantages [S] float64 of K rewards [S, K] with `weights` [K] (arXiv:2601.05242, eq. 4 to 7). Each reward is
-    compared in its group as in `group_normalize`. The weighted sums are compared alike, with the batch as one group."""
+    """Compute GDPO's advantages [S] float64 of K rewards [S, K] with `weights` [K] (arXiv:2601.05242, eq. 4 to 7). Each
+    reward is normalized by `group_normalize`; so is the weighted sum, with the batch as one group."""
     own = [group_normalize(reward, group_ids, trajectory_ids) for reward in parts.unbind(1)]
     total = (torch.stack(own, 1) * weights.double()).sum(1).masked_fill(parts.isnan().any(1), torch.nan)
     return group_normalize(total, torch.zeros_like(group_ids), trajectory_ids)
@@ -52,12 +52,12 @@ def decoupled_normalize(parts: Tensor, weights: Tensor, group_ids: Tensor, traje
 def pass_at_k_advantages(
     rewards: Tensor, group_ids: Tensor, trajectory_ids: Tensor, *, k: int, threshold: float
 ) -> Tensor:
-    """Advantages [S] float64 of a trajectory in the mean over all sets of `k` of its group, where a set earns 1 if one of
+    """Compute each trajectory's mean advantage [S] float64 over all sets of `k` of its group. A set earns 1 if one of
     its trajectories has a reward above `threshold` (arXiv:2508.10751, eq. 11 to 15).
 
-    With f the share of sets without a success, a success gets f / s and a failure (f - g) / s. s is sqrt(f (1 - f)), and g
-    the share of sets without a success among the sets that hold a given failure. 0 where s is 0. A group of fewer than `k`
-    is one set. Split trajectories and NaN are as in `group_normalize`."""
+    With f the share of sets without a success, a success gets f / s and a failure (f - g) / s. s is sqrt(f (1 - f)),
+    and g the share of sets without a success among the sets that hold a given failure. If s is 0, so is the advantage.
+    A group of fewer than `k` is one set. For split trajectories and NaN see `group_normalize`."""
     known, filled = _known(rewards)
     group = Members.of(filled, known, group_ids, trajectory_ids)
     failed = (group.rewards <= threshold) & (group.counted > 0)
@@ -71,7 +71,7 @@ def pass_at_k_advantages(
 
 
 def _all_failed(failures: Tensor, size: Tensor, k: int) -> Tensor:
-    """C(failures, k) / C(size, k) of each group; with k the size where that is smaller."""
+    """Return C(failures, k) / C(size, k) of each group; k is at most the group's size."""
     drawn = torch.arange(k, device=size.device)
     left, of = failures[:, None] - drawn, size[:, None] - drawn
     return torch.where(of > 0, left.clamp(min=0) / of.clamp(min=1), 1.0).prod(1)
@@ -85,12 +85,12 @@ class Members:
     member_of_sample: Tensor  # int64 [S]
     group_of_member: Tensor  # int64 [M]
     rewards: Tensor  # float64 [M], the mean of the samples' known rewards
-    counted: Tensor  # float64 [M], 0 where none is known
+    counted: Tensor  # float64 [M], 0 where no reward is known
     size: Tensor  # float64 [G], the members that are counted
 
     @classmethod
     def of(cls, rewards: Tensor, known: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Self:
-        """The members of `rewards` [S], of which only the `known` [S] count."""
+        """Group `rewards` [S], of which only the `known` [S] count, by trajectory."""
         groups, group_of_sample = torch.unique(group_ids, return_inverse=True)
         members, member_of_sample = torch.unique(trajectory_ids, return_inverse=True)
         group_of_member = torch.zeros(len(members), dtype=torch.long, device=rewards.device)
@@ -102,19 +102,19 @@ class Members:
         return cls(group_of_sample, member_of_sample, group_of_member, means, counted, size)
 
     def per_group(self, values: Tensor) -> Tensor:
-        """The sums [G] of members' `values` [M]."""
+        """Return the sums [G] of members' `values` [M]."""
         return _sum_by(values, self.group_of_member, len(self.size))
 
 
 def _known(rewards: Tensor) -> tuple[Tensor, Tensor]:
-    """Mark the rewards that are no NaN; and the rewards as float64, with 0 in place of NaN."""
+    """Return a mask of the rewards that are not NaN, and the rewards as float64, with 0 in place of NaN."""
     known = ~rewards.isnan()
     return known, torch.where(known, rewards.double(), 0.0)
 
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """Shift and scale `values` [N] to mean 0 and (biased) variance 1 over the tokens where `mask` [N] is 1. Whatever
-    stands at the others does not matter; nothing happens if there is no token."""
+    """Shift and scale `values` [N] to mean 0 and (biased) variance 1 over the tokens where `mask` [N] is 1. Other
+    tokens have no influence on mean and variance. Without any such token `values` are unchanged."""
     if not (chosen := values[mask > 0]).numel():
         return values
     mean = chosen.mean()
@@ -123,7 +123,7 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def spread(values: Tensor, mask: Tensor) -> dict[str, float]:
-    """Mean, biased std, max and min of `values` [N] where `mask` [N] is 1; empty if it is nowhere."""
+    """Return mean, biased std, max and min of `values` [N] where `mask` [N] is 1; empty if the mask is all 0."""
     if not (chosen := values[mask > 0].double()).numel():
         return {}
     found = {"mean": chosen.mean(), "std": chosen.std(correction=0), "max": chosen.max(), "min": chosen.min()}

@@ -1,6 +1,6 @@
 """Rewards of the policy's steps, and sums of them along a sample. The policy's steps are the tokens with mask 1;
-returns and GAE pass over the others. A reward at another token belongs to the step before it; a reward before the first
-step is left out. Each sample ends with value 0. `Turns` are what estimators with `turn_credit` compare."""
+returns and GAE skip all other tokens. A reward at another token is added to the step before it; a reward before the
+first step is dropped. Each sample ends with value 0. Estimators with `turn_credit` compare `Turns`."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -13,14 +13,14 @@ from agentrl.errors import TrainError
 
 
 def sample_rewards(inputs: SampleView, kl_coef: float = 0.0) -> Tensor:
-    """Each sample's reward, less kl_coef times its KL summed over its steps; [S] float64, NaN where unknown."""
+    """Return each sample's reward minus kl_coef times the KL summed over its steps; [S] float64, NaN where unknown."""
     rewards = inputs.rewards.double()
     return rewards - kl_coef * _per_sample(step_kl(inputs), inputs) if kl_coef else rewards
 
 
 def token_rewards(inputs: SampleView, kl_coef: float = 0.0) -> Tensor:
-    """The reward of each step, [N] float64: the sample's reward on its last step, less kl_coef times KL at every step.
-    `step_rewards` are, if given, all of a sample's credit. A NaN reward is 0."""
+    """Return the reward of each step, [N] float64: the sample's reward at its last step, minus kl_coef times KL at
+    every step. `step_rewards`, if given, replace the sample's reward. A NaN reward is 0."""
     if inputs.step_rewards is None:
         last, sample = _last_steps(inputs)
         own = inputs.rewards.double().nan_to_num(nan=0.0)[sample]
@@ -31,8 +31,8 @@ def token_rewards(inputs: SampleView, kl_coef: float = 0.0) -> Tensor:
 
 
 def overlong_shaped(inputs: SampleView, buffer: int, limit: int, factor: float) -> SampleView:
-    """Give long samples less reward (DAPO, arXiv:2503.14476, eq. 13). A sample of n steps loses factor * (n - (limit -
-    buffer)) / buffer, at least nothing and at most `factor`; on its last step, where there are step rewards."""
+    """Penalize long samples (DAPO, arXiv:2503.14476, eq. 13). A sample of n steps loses factor * (n - (limit - buffer))
+    / buffer, at least 0 and at most `factor`. Step rewards lose the same at the sample's last step."""
     written = _per_sample((inputs.loss_mask > 0).double(), inputs)
     penalty = factor * ((written - (limit - buffer)) / buffer).clamp(0, 1)
     if (credit := inputs.step_rewards) is not None:
@@ -42,15 +42,15 @@ def overlong_shaped(inputs: SampleView, buffer: int, limit: int, factor: float) 
 
 
 def discounted_returns(rewards: Tensor, inputs: SampleView, gamma: float) -> Tensor:
-    """Sum gamma^(steps between) * reward over each step and its sample's later ones; [N] float64."""
+    """Sum gamma^(steps between) * reward over each step and its sample's later steps; [N] float64."""
     steps, sample = _steps(inputs)
     return _onto_tokens(discounted(rewards.double()[steps], sample, gamma), steps, inputs)
 
 
 def generalized_advantages(rewards: Tensor, values: Tensor, inputs: SampleView, gamma: float, lambd: float) -> Tensor:
-    """GAE (arXiv:1506.02438, eq. 16) over steps; `rewards` and `values` [N] are read at steps only; [N] float64. With
-    delta = reward + gamma * V(next step) - V(step), it is the sum of (gamma * lambd)^(steps between) * delta over a
-    step and its sample's later ones."""
+    """Compute GAE (arXiv:1506.02438, eq. 16) over steps, [N] float64. `rewards` and `values` [N] are read at steps
+    only. It sums (gamma * lambd)^(steps between) * delta over a step and its sample's later steps, with delta = reward
+    + gamma * V(next step) - V(step)."""
     steps, sample = _steps(inputs)
     here = values.double()[steps]
     following = torch.zeros_like(here)
@@ -60,20 +60,20 @@ def generalized_advantages(rewards: Tensor, values: Tensor, inputs: SampleView, 
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns) over tokens with `mask` 1; 0 where the returns [N] do not differ."""
+    """Return 1 - Var(returns - values) / Var(returns) over tokens with `mask` 1; 0 if all returns [N] are equal."""
     kept, target = values[mask > 0].double(), returns[mask > 0].double()
     spread = target.var(correction=0) if len(target) else target.sum()
     return float(1 - (target - kept).var(correction=0) / spread) if spread > 0 else 0.0
 
 
 def _steps(inputs: SampleView) -> tuple[Tensor, Tensor]:
-    """The places of the steps among the tokens, [K], and the sample of each."""
+    """Return the indices of the steps among the tokens, [K], and each step's sample."""
     steps = inputs.loss_mask.nonzero().flatten()
     return steps, sample_of_token(inputs)[steps]
 
 
 def _last_steps(inputs: SampleView) -> tuple[Tensor, Tensor]:
-    """The last step of each sample that has one, [L], and that sample."""
+    """Return the last step of each sample that has steps, [L], and the sample."""
     steps, sample = _steps(inputs)
     last = torch.ones(len(steps), dtype=torch.bool, device=steps.device)
     last[:-1] = sample[1:] != sample[:-1]
@@ -85,7 +85,7 @@ def sample_of_token(inputs: SampleView) -> Tensor:
 
 
 def step_kl(inputs: SampleView) -> Tensor:
-    """[N] float64, 0 where there is no step, whatever was given."""
+    """Return the KL, [N] float64, with 0 at tokens that are no steps."""
     return need(inputs.kl, "kl", "kl_coef").double().masked_fill(inputs.loss_mask == 0, 0)
 
 
@@ -94,7 +94,7 @@ def _per_sample(values: Tensor, inputs: SampleView) -> Tensor:
 
 
 def _onto_steps(rewards: Tensor, inputs: SampleView) -> Tensor:
-    """Each token's reward at the last step of its sample that is not after it."""
+    """Move each token's reward to the last step of its sample that is not after the token."""
     steps, sample = _steps(inputs)
     out, tokens = torch.zeros_like(rewards), torch.arange(len(rewards), device=rewards.device)
     if not len(steps):
@@ -109,7 +109,7 @@ def _onto_tokens(values: Tensor, steps: Tensor, inputs: SampleView) -> Tensor:
 
 
 def discounted(values: Tensor, sample: Tensor, factor: float) -> Tensor:
-    """sum over j of factor^j * values[k + j] within a sample [K]; spans double, so the passes are log2 of the longest."""
+    """Sum factor^j * values[k + j] over j within a sample, [K]. Spans double: log2 of the longest sample in passes."""
     left = torch.searchsorted(sample, sample, right=True) - torch.arange(len(values), device=values.device)
     total, span, longest = values.clone(), 1, int(left.max()) if len(values) else 0
     while span < longest:
@@ -120,18 +120,18 @@ def discounted(values: Tensor, sample: Tensor, factor: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """K turns, sample by sample and in order; a turn is what the model wrote and what it was shown in answer."""
+    """K turns, sample by sample and in order. A turn has the model's tokens and the environment's answer."""
 
     of_token: Tensor  # int64 [N], the turn [0..K) that each token belongs to
     sample: Tensor  # int64 [K], its sample
     number: Tensor  # int64 [K], its number in the trajectory
-    state: Tensor  # int64 [K], what it was an answer to, see `SampleView.observation_ids`
-    rewards: Tensor  # float64 [K], what it earned; NaN where the sample's reward is unknown
+    state: Tensor  # int64 [K], id of what the model answered, see `SampleView.observation_ids`
+    rewards: Tensor  # float64 [K], NaN where the sample's reward is unknown
 
     @classmethod
     def of(cls, inputs: SampleView, kl_coef: float = 0.0) -> Self:
-        """The turns of a rollout; a sample's reward is its last turn's where there are no `step_rewards`. Rewards
-        are lessened by `kl_coef` times the KL of their tokens. Raises TrainError: no turn is known."""
+        """Split a rollout into turns. Without `step_rewards`, the last turn gets the sample's reward. `kl_coef` times
+        the KL of a turn's tokens is subtracted from its reward. Raises TrainError: no turn is known."""
         numbers = need(inputs.turns, "turns", "turn_credit").long()
         if not (numbers > 0).any():
             raise TrainError(
@@ -155,15 +155,15 @@ class Turns:
         return cls(of_token, sample, keys % width, state, rewards)
 
     def returns(self, gamma: float) -> Tensor:
-        """Of each turn the sum over it and its sample's later ones of gamma^(turns between) * reward; [K] float64."""
+        """Sum gamma^(turns between) * reward over each turn and its sample's later turns; [K] float64."""
         return discounted(self.rewards, self.sample, gamma)
 
     def by_number(self, returns: Tensor, inputs: SampleView) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns, groups and members [K] that compare a turn with those of its number in the prompt's trajectories."""
+        """Return returns, groups and members [K], to compare turns of the same number in a prompt's trajectories."""
         width = self.number.max() + 1
         groups, members = (ids[self.sample] * width + self.number for ids in (inputs.group_ids, inputs.trajectory_ids))
         return returns, groups, members
 
     def by_state(self, returns: Tensor, inputs: SampleView) -> tuple[Tensor, Tensor, Tensor]:
-        """The same to compare it with all turns that answer what it answers; NaN where that is unknown."""
+        """Return the same, to compare turns that answer the same observation; NaN where it is unknown."""
         return returns.masked_fill(self.state < 0, torch.nan), self.state, torch.arange(len(returns))

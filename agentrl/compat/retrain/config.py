@@ -1,5 +1,5 @@
-"""retrain's settings files, recognised by `algorithm: {backend: ...}`, and what they say in our settings. `keys.yaml`
-has the keys (of hyperparameters: the names) that are a setting of ours, and those with a few values."""
+"""retrain's settings files, recognised by `backend` or `hyperparameters` in `algorithm`, and their translation to our
+settings. `keys.yaml` has the keys (of hyperparameters: the names) that are settings of ours, or have a few values."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,13 +49,13 @@ class TrainingConfig:
         return cls(**read_document(path, "TrainingConfig.from_yaml")[1])
 
     def settings(self, **more: Any) -> RunSettings:
-        """The run's settings; `more` are flat names of ours that win. Raises SettingsError: lists what is wrong."""
+        """Return the run's settings. `more` overrides them, by flat name. Raises SettingsError: they are invalid."""
         values, origins = sort("TrainingConfig", self.document, {})
         return RunSettings.from_flat({**values, **more}, origins)
 
 
 def read(document: Mapping[str, Any]) -> Iterable[Said] | None:
-    """The settings in a file of retrain's, key by key; None for any other file."""
+    """Return the settings in a retrain file, key by key; None for any other file."""
     algorithm = document.get("algorithm")
     known = isinstance(algorithm, Mapping) and not {"backend", "hyperparameters"}.isdisjoint(algorithm)
     return _said(document) if known else None
@@ -80,7 +80,7 @@ def _said(document: Mapping[str, Any]) -> Iterator[Said]:
     own, kind = part.get("algorithm.hyperparameters", {}), part.get("environment.type")
     if document["algorithm"].get("backend") == "slime" and has_gpu():
         yield ("algorithm", "backend"), "engine", "sglang"
-    # What nothing of ours is made of is found by the user's functions in `args`.
+    # The user's functions find these in `args`.
     kept = {name: part[name] for name in (*_COUNTS, "experiment_name", "run_name") if name in part}
     yield from _hyperparameters(own, part)
     if kind is not None and own.get("slime_use_retrain_environment") is not False:
@@ -90,7 +90,7 @@ def _said(document: Mapping[str, Any]) -> Iterator[Said]:
         yield path, "", f"unknown key {name}; prompts of the environment need none"
     if "reward_setup" in part and own.get("slime_use_retrain_rewards") is not False:
         kept["reward_setup"] = dict(part["reward_setup"])
-        # A file of the user's may register more.
+        # The environment's file may register more functions, so names are not checked if there is one.
         yield from _rewards(kept["reward_setup"], checked=":" not in str(kind))
     yield ("algorithm",), "compat_options", kept
 
@@ -103,7 +103,7 @@ def _leaves(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]
 
 
 def _one(path: tuple[str, ...], name: str, value: Any, known: Iterable[str]) -> Iterator[Said]:
-    """The setting of one key; `name` is the table's name for it."""
+    """Yield the settings of one key. `name`: the key's name in the table."""
     choices = _KEYS.get(name, name if name in all_fields() or path[-1].startswith("slime_") else "")
     if isinstance(choices, str):
         unknown = f"unknown key {path[-1]}{did_you_mean(path[-1], known)}"
@@ -123,7 +123,7 @@ def _hyperparameters(own: Mapping[str, Any], part: Mapping[str, Any]) -> Iterato
     for key, value in own.items():
         path = ("algorithm", "hyperparameters", str(key))
         if key == "beta":
-            # As in TRL, which retrain trains with.
+            # The KL term of TRL, which retrain trains with.
             kl = {"use_kl_loss": True, "kl_loss_coef": value, "kl_loss_type": "k3"}
             said += [(path, setting, given) for setting, given in kl.items()] if value else []
         else:
@@ -133,11 +133,11 @@ def _hyperparameters(own: Mapping[str, Any], part: Mapping[str, Any]) -> Iterato
 
 
 def _episodes(given: Mapping[str, Any], batch: int | None, episodes: int | None) -> Iterator[Said]:
-    """An episode is a trajectory: `batch` of them a rollout, `episodes` in all, where hyperparameters say nothing."""
+    """Yield settings for `batch` trajectories per rollout and `episodes` in all, unless hyperparameters set them."""
     sizes = ("n_samples_per_prompt", "rollout_batch_size")
     n, prompts = (given.get(name, all_fields()[name].default) for name in sizes)
     if not _counts(n, prompts):
-        return  # said where the settings are read
+        return  # the reader of settings refuses them
     if batch is not None and "rollout_batch_size" not in given:
         if "n_samples_per_prompt" not in given:
             n = next(size for size in range(n, 0, -1) if batch % size == 0)

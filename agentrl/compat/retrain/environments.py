@@ -1,4 +1,4 @@
-"""Environments as retrain writes them, played by our agent loop, and its FastMCP environment."""
+"""retrain's environments, run by our agent loop, and its FastMCP environment."""
 
 import json
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from agentrl.tools.mcp import MCPTools
 
 
 class _Kept(Environment):
-    """Notes on the sample what reward functions are told of each turn."""
+    """Base class that stores each turn's data for reward functions on the sample."""
 
     @classmethod
     async def setup(cls, args: Any) -> None:
-        """Find the reward functions of `reward_setup`: an unknown name ends the run before it starts."""
+        """Find the reward functions of `reward_setup`, so that an unknown name fails before the run starts."""
         RewardCalculator(**getattr(args, "reward_setup", {}))
 
     def begin(self, sample: Sample) -> None:
@@ -34,19 +34,19 @@ class _Kept(Environment):
 
 
 class EnvironmentBridge(_Kept):
-    """Plays a class with retrain's (and Gymnasium's) form; each trajectory has an instance of its own.
+    """Adapter of a class with retrain's (and Gymnasium's) form. Each trajectory has a separate instance.
 
         class Guess:
             async def reset(self, *, seed=None, options=None): ...            # -> (observation, info)
             async def step(self, action): ...    # -> (observation, reward, terminated, truncated, info)
 
-    Methods may be plain, then they run in a thread, and `setup` and `close` are called where there are any. `action` is
-    an `LLMAction`. An observation is text, chat messages, or retrain's mapping: of its `current_conversation` the model is
-    shown what is new, else its `content`; its `available_tools` are offered to the model. `options` has the row's
-    `initial_prompt` and `evaluation`; all samples of a group have one `seed`.
+    Plain methods run in a thread. `setup` and `close` are called if they exist. `action` is an `LLMAction`. An
+    observation is text, chat messages, or retrain's mapping. Of a mapping, the model is shown the new messages of
+    `current_conversation`, or else `content`, and is offered `available_tools`. `options` has the row's
+    `initial_prompt`, and `evaluation`. All samples of a group have the same `seed`.
 
-    `environment` is the class, or `pkg.mod:Name` or `path/file.py:Name` of it; `config` its keyword arguments
-    (`env_specific_config`); `max_steps` among them limits the turns, too."""
+    `environment` is the class, or its path `pkg.mod:Name` or `path/file.py:Name`. `config` has its keyword arguments
+    (`env_specific_config`), of which `max_steps` also limits the turns."""
 
     max_turns: ClassVar[int] = 20
 
@@ -89,7 +89,7 @@ class EnvironmentBridge(_Kept):
         return answer
 
     def _shown(self, observation: Any) -> list[Message]:
-        """The part of an observation that the model has not seen; its own turns are in the conversation already."""
+        """Return the part of an observation that the model has not seen. The model's own turns are left out."""
         if isinstance(observation, Mapping):
             whole = observation.get("current_conversation") or []
             new, self._seen = [m for m in whole[self._seen :] if m["role"] != "assistant"], len(whole)
@@ -100,10 +100,10 @@ class EnvironmentBridge(_Kept):
 
 
 class FastMCPEnv(_Kept):
-    """retrain's `fastmcp_env`: the tools of an MCP server at `server_url` (streamable HTTP, `http://host:port/mcp`). A turn
-    without calls is the final answer. `initial_prompt_template` is the prompt where the run has none of its own.
+    """retrain's `fastmcp_env`: the tools of an MCP server at `server_url` (streamable HTTP, `http://host:port/mcp`). A
+    turn without calls is the final answer. `initial_prompt_template` is the prompt of samples without a prompt.
 
-    As in retrain a call that worked earns 0.1, one of an unknown tool -0.2, one that failed -0.5, and the answer 1."""
+    As in retrain, a successful call earns 0.1, a call of an unknown tool -0.2, a failed call -0.5, and the answer 1."""
 
     max_turns: ClassVar[int] = 10
 

@@ -1,4 +1,4 @@
-"""retrain's records, and how they become samples and come back."""
+"""retrain's records, and their conversion to samples and back."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from agentrl.envs import Turn
 from agentrl.errors import DataError
 from agentrl.sample import Message, Origin, Sample, Status
 
-KEPT = "retrain"  # the key of a sample's metadata under which stands what a sample has no place of its own for
+KEPT = "retrain"  # the key in a sample's metadata for data without a field in `Sample`
 _CALL = re.compile(r"\n?<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
 _TOOL = re.compile(r"<tool>(.*?)</tool>", re.DOTALL)
 
@@ -30,7 +30,7 @@ class LLMAction(TypedDict, total=False):
 
 
 class RawRolloutData(TypedDict):
-    """One episode as retrain's environments return it; the lists have one entry a turn of the model."""
+    """One episode as retrain's environments return it; the lists have one entry per turn of the model."""
 
     full_conversation_history: list[dict[str, str]]
     executed_llm_actions: list[LLMAction]
@@ -40,11 +40,11 @@ class RawRolloutData(TypedDict):
     rollout_metadata: dict[str, Any]
 
 
-Steps = list[tuple[LLMAction, list[dict[str, str]]]]  # actions, and the messages with which each was answered
+Steps = list[tuple[LLMAction, list[dict[str, str]]]]  # each action, and the messages that answered it
 
 
 def action_of(turn: Turn) -> LLMAction:
-    """The model's turn as an environment of retrain gets it."""
+    """Return the model's turn in the form that retrain's environments get."""
     calls = [{"tool_name": call.name, "tool_input": call.arguments} for call in turn.tool_calls] or _tagged(turn.text)
     return {
         "action_type": "tool_call" if calls else "text_response",
@@ -57,7 +57,7 @@ def action_of(turn: Turn) -> LLMAction:
 
 
 def _tagged(text: str) -> list[dict[str, Any]]:
-    """The call in retrain's own form, `<tool>{"name": ..., "args": {...}}</tool>`."""
+    """Return the call in retrain's own form, if there is one: `<tool>{"name": ..., "args": {...}}</tool>`."""
     found = _TOOL.search(text)
     try:
         call = json.loads(found[1]) if found else {}
@@ -68,21 +68,21 @@ def _tagged(text: str) -> list[dict[str, Any]]:
 
 
 class DataFormatBridge:
-    """Converts there and back without loss. `chat` renders messages as ids; only a new sample needs it."""
+    """Lossless conversion in both directions. `chat` renders messages as ids; only new samples need it."""
 
     def __init__(self, chat: Chat | None = None) -> None:
         self._chat = chat
 
     def messages_to_conversation(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        """Messages whose fields are all text: tool calls stand in the content, as Hermes models write them."""
+        """Return messages with text fields only: tool calls are in the content, as Hermes models write them."""
         return list(map(_as_text, messages))
 
     def conversation_to_messages(self, conversation: Sequence[Mapping[str, str]]) -> list[Message]:
-        """The inverse. Calls in another form than `messages_to_conversation` writes stay the text that they are."""
+        """Return the inverse. Calls in a form that `messages_to_conversation` does not write stay text."""
         return list(map(_as_calls, conversation))
 
     def sample_to_rollout(self, sample: Sample) -> RawRolloutData:
-        """The sample's episode; its numbers travel in `rollout_metadata["sample"]`."""
+        """Return the sample's episode. The sample itself is in `rollout_metadata["sample"]`."""
         kept: Mapping[str, Any] = sample.metadata.get(KEPT, {})
         prompt = [{"role": "user", "content": sample.prompt}] if isinstance(sample.prompt, str) else sample.prompt
         messages = sample.metadata.get("messages") or [*prompt, {"role": "assistant", "content": sample.response}]
@@ -107,10 +107,10 @@ class DataFormatBridge:
         }
 
     def rollout_to_sample(self, rollout: RawRolloutData, index: int = 0) -> Sample:
-        """The episode as a sample with its tokens; the reward is the sum of those of its turns.
+        """Return the episode as a sample with tokens. The reward is the sum of the turns' rewards.
 
-        Log-probs are those of the actions, where each has one for every token of its turn; else the sample has none.
-        Raises DataError: there is no chat, or the lists disagree in length. TemplateError: the template cannot render it."""
+        Log-probs are those of the actions, if each has one per token of its turn; else the sample has none. Raises
+        DataError: there is no chat, or the lists disagree in length. TemplateError: the template cannot render it."""
         if (carried := rollout["rollout_metadata"].get("sample")) is not None:
             return Sample.from_dict(carried)
         if self._chat is None:
@@ -136,7 +136,7 @@ class DataFormatBridge:
         return sample
 
     def sample_to_steps(self, sample: Sample) -> tuple[list[dict[str, str]], Steps]:
-        """The prompt, and each action with the messages that answered it."""
+        """Return the prompt, and each action with the messages that answered it."""
         rollout = self.sample_to_rollout(sample)
         history, actions = rollout["full_conversation_history"], rollout["executed_llm_actions"]
         at = [i for i, message in enumerate(history) if message["role"] == "assistant"]
@@ -144,7 +144,7 @@ class DataFormatBridge:
         return history[: at[0]], list(zip(actions, shown, strict=True))
 
     def steps_to_sample(self, prompt: Sequence[Mapping[str, str]], steps: Steps, index: int = 0) -> Sample:
-        """The inverse: a sample with what the model wrote under mask 1 and what it was shown under 0; reward 0."""
+        """Return the inverse: a sample with loss mask 1 for the model's tokens and 0 for shown tokens; reward 0."""
         history = [dict(message) for message in prompt]
         for action, shown in steps:
             history += [{"role": "assistant", "content": action["raw_llm_output"]}, *map(dict, shown)]
@@ -162,13 +162,13 @@ class DataFormatBridge:
 def _as_text(message: Message) -> dict[str, str]:
     flat = {key: value for key, value in message.items() if key != "tool_calls"}
     for call in message.get("tool_calls", ()):
-        flat["content"] = flat["content"] or ""  # OpenAI has null beside calls
+        flat["content"] = flat["content"] or ""  # OpenAI's content may be null beside calls
         flat["content"] += f"\n<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
     return flat
 
 
 def _as_calls(message: Mapping[str, str]) -> Message:
-    """With the calls at the end of an assistant's content as `tool_calls`, where they come back as the same text."""
+    """Return the message with calls at the content's end as `tool_calls`, if they render to the same text."""
     found: Message = dict(message)
     if message["role"] == "assistant" and (calls := list(_CALL.finditer(message["content"]))):
         try:
@@ -182,7 +182,7 @@ def _as_calls(message: Mapping[str, str]) -> Message:
 
 
 def _places(sample: Sample) -> list[list[int]]:
-    """Of each turn of the model the positions in the response."""
+    """Return the positions in the response of each turn of the model."""
     turns: dict[int, list[int]] = {}
     for segment in sample.segments:
         if segment.origin is Origin.MODEL:

@@ -3,8 +3,8 @@
     @reward                                                     @reward("brevity")
     def polite(prompt, completion, config_params, step_info)    def brevity(raw_rollout, infos)
 
-A function gets those of its arguments that it takes, plain or async: of a turn `prompt` (text), `completion`,
-`step_info` and `config_params`, of an episode `raw_rollout` and `infos`; both the entries of `params` by name."""
+A function, plain or async, gets the arguments that it takes. A turn has `prompt` (text), `completion` and `step_info`;
+an episode has `raw_rollout` and `infos`; both have `config_params` and the entries of `params` by name."""
 
 import math
 import statistics
@@ -42,7 +42,7 @@ class RewardFunctionConfig(BaseModel):
 
 
 class RewardSetupConfig(BaseModel):
-    """The section `reward_setup`; `scale` (ours) makes the functions' scales alike within a group, before the weights."""
+    """The section `reward_setup`; `scale` (ours) normalizes a function's values within a group, before weights."""
 
     model_config = _STRICT
     step_reward_configs: dict[str, RewardFunctionConfig] = Field(default_factory=dict)
@@ -59,7 +59,7 @@ def reward(name: F) -> F: ...
 @overload
 def reward(name: str | None = None) -> Callable[[F], F]: ...
 def reward(name: Any = None) -> Any:
-    """Register a reward function under its own name, or the one that is given."""
+    """Register a reward function under its own name, or under `name`."""
 
     def register(function: F) -> F:
         _REGISTRY[name if isinstance(name, str) else function.__name__] = function
@@ -69,7 +69,7 @@ def reward(name: Any = None) -> Any:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The function that a name or path means. Raises SettingsError: it is not registered."""
+    """Return the function of a name or path. Raises SettingsError: the name is not registered."""
     if ":" in name:
         return cast(Callable[..., Any], load_object(name, what="reward_setup"))
     known = {**getattr(sys.modules.get("retrain.reward.reward"), "REWARD_REGISTRY", {}), **_REGISTRY}
@@ -88,7 +88,7 @@ class RewardCalculator:
         self._functions = {name: find(name) for name in self.setup.names}
 
     async def process_step_rewards(self, rollout: RawRolloutData) -> list[dict[str, float]]:
-        """Of each turn the rewards by name, without weights; the environment's own is `ENVIRONMENT`."""
+        """Return the rewards of each turn by name, without weights. The environment's own is `ENVIRONMENT`."""
         history, found = rollout["full_conversation_history"], []
         turns = [at for at, message in enumerate(history) if message["role"] == "assistant"]
         for number, at in enumerate(turns):
@@ -102,17 +102,17 @@ class RewardCalculator:
         return found
 
     async def process_rollout_rewards(self, rollout: RawRolloutData) -> dict[str, float]:
-        """The rewards of the whole episode by name, without weights."""
+        """Return the rewards of the whole episode by name, without weights."""
         said = {"raw_rollout": rollout, "infos": rollout["step_info_dicts_per_turn"]}
         return {n: await self._one(n, c, said) for n, c in self.setup.rollout_reward_configs.items()}
 
     def combine_rewards(self, steps: Sequence[Mapping[str, float]], rollout: Mapping[str, float]) -> float:
-        """The episode's one number: the weighted sum of all."""
+        """Return the episode's reward: the weighted sum of all rewards."""
         whole = [self.setup.rollout_reward_configs[name].weight * value for name, value in rollout.items()]
         return math.fsum([*self.credit(steps, {}), *whole])
 
     def credit(self, steps: Sequence[Mapping[str, float]], rollout: Mapping[str, float]) -> list[float]:
-        """The credit of each turn: its own rewards, and the episode's as their `distribution_strategy` says."""
+        """Return each turn's credit: its own rewards, and its part of the episode's by `distribution_strategy`."""
         own = {ENVIRONMENT: RewardFunctionConfig(), **self.setup.step_reward_configs}
         credit = [math.fsum(own[name].weight * value for name, value in step.items()) for step in steps]
         for name, value in rollout.items():
@@ -136,7 +136,7 @@ class RewardBridge(RewardCalculator):
     """The calculator as a reward function of a run: `(args, sample)`, and `(args, samples)` of a group."""
 
     async def reward(self, args: Any, sample: Sample) -> float:
-        """The sample's reward. Its parts are in `metadata["rewards"]`, each turn's share in `metadata["step_credit"]`."""
+        """Return the sample's reward. `metadata` gets its parts (`rewards`) and each turn's share (`step_credit`)."""
         told = DataFormatBridge().sample_to_rollout(sample)
         for info in told["step_info_dicts_per_turn"][-1:]:
             info["truncated"] = info.get("truncated") or sample.status is Status.TRUNCATED
@@ -149,9 +149,9 @@ class RewardBridge(RewardCalculator):
         return score
 
     async def rewards(self, args: Any, samples: Sequence[Sample], chunk: int = 64) -> list[float]:
-        """The rewards of a group, at most `chunk` of them worked out at once. With `scale` each function's values have
-        mean 0 and deviation 1 within the group before they are weighed, so that none counts for more because its
-        numbers are larger; not where the samples are played to evaluate."""
+        """Return the rewards of a group, of which at most `chunk` are computed at once. With `scale`, each function's
+        values first get mean 0 and standard deviation 1 within the group, so that larger numbers do not count for more.
+        Samples of evaluations are not scaled."""
         scores = [0.0] * len(samples)
 
         async def one(at: int, sample: Sample) -> None:
@@ -169,29 +169,29 @@ class RewardBridge(RewardCalculator):
             if spread > 1e-9:
                 scores = [score + weight * (v - middle) / spread for score, v in zip(scores, values, strict=True)]
         for sample in samples:
-            del sample.metadata["step_credit"]  # it would be in other units
+            del sample.metadata["step_credit"]  # its units differ from the scaled rewards
         return scores
 
 
 async def call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Call with those of `given` that it takes by name; a plain function runs in a thread."""
+    """Call `function` with the values of `given` that it takes by name. A plain function runs in a thread."""
     return await result_of(partial(function, **taken_by(function, given)))
 
 
 @reward
 def task_completion(step_info: Mapping[str, Any], success_bonus: float = 1.0, failure_penalty: float = 0.0) -> float:
-    """`success_bonus` in the turn that completed the task, `failure_penalty` where the episode was cut off, else 0. A
-    turn's info says it: `success` if there, else `terminated` and `truncated`."""
+    """Return `success_bonus` for a turn that completed the task, `failure_penalty` for a turn that failed or was cut
+    off, else 0. The turn's info decides: `success` if present, else `terminated` and `truncated`."""
     if not (step_info.get("terminated") or step_info.get("truncated") or "success" in step_info):
         return 0.0
     return success_bonus if step_info.get("success", step_info.get("terminated")) else failure_penalty
 
 
 async def reward_of(args: Any, sample: Sample) -> float:
-    """The reward function of a run with a `reward_setup`."""
+    """Return the reward of a sample, in a run with a `reward_setup`."""
     return await RewardBridge(**args.reward_setup).reward(args, sample)
 
 
 async def rewards_of(args: Any, samples: Sequence[Sample]) -> list[float]:
-    """The same with `--group-rm`, where scales are made alike."""
+    """Return the rewards of a group, in a run with `--group-rm`; `scale` is applied."""
     return await RewardBridge(**args.reward_setup).rewards(args, samples)

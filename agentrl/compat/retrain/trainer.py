@@ -1,4 +1,4 @@
-"""retrain's trainer over runs of ours, and its rollout function."""
+"""retrain's trainer, implemented by our runs, and its rollout function."""
 
 import asyncio
 import shutil
@@ -26,20 +26,20 @@ from agentrl.train.checkpoints import latest
 
 
 class SlimeTrainerAdapter:
-    """The run that a settings file asks for, in `output_dir`; each call goes on from the newest checkpoint there.
-    `settings` are ours by flat name, and win over the file."""
+    """The run that a settings file asks for, in `output_dir`; each call continues from the newest checkpoint there.
+    `settings`, by our flat names, override the file."""
 
     def __init__(self, config: TrainingConfig, **settings: Any) -> None:
         self.settings = config.settings(**settings).check_complete("train")
 
     async def train(self, total_training_iterations: int | None = None) -> dict[str, Any]:
-        """Train up to so many rollouts, or as many as the file says; returns the last metrics."""
+        """Train up to this number of rollouts (default: the file's), and return the last metrics."""
         total = total_training_iterations
         return await self._run(self.settings if total is None else self.settings.replace(num_rollout=total))
 
     async def step(self, experience_batch: Sequence[RawRolloutData]) -> dict[str, Any]:
-        """Train on episodes that another program played: groups of `n_samples_per_prompt`, one after the other. Rewards
-        are those of `reward_setup`, else the sums of the environment's own. Raises SampleError: an episode is unfit."""
+        """Train on another program's episodes, in successive groups of `n_samples_per_prompt`. Rewards are those of
+        `reward_setup`, else the sums of the environment's rewards. Raises SampleError: an episode is invalid."""
         bridge = DataFormatBridge(load_chat(self.settings))
         setup = self.settings.compat.compat_options.get("reward_setup", {})
         samples = [bridge.rollout_to_sample(rollout, at) for at, rollout in enumerate(experience_batch)]
@@ -54,14 +54,14 @@ class SlimeTrainerAdapter:
         return await self._run(self.settings.replace(load_debug_rollout_data=dumps, num_rollout=number + 1))
 
     def save_checkpoint(self, checkpoint_directory: str) -> None:
-        """Copy the newest checkpoint, as a folder in that one."""
+        """Copy the newest checkpoint's folder into `checkpoint_directory`."""
         if (found := resumed(self.settings)) is None:
             raise CheckpointError("nothing was trained yet: there is no checkpoint to save")
         shutil.copytree(found.path, Path(checkpoint_directory) / found.path.name)
 
     def load_checkpoint(self, checkpoint_directory: str) -> None:
-        """Go on from the newest checkpoint in the folder, where `output_dir` has none of its own yet. Raises
-        CheckpointError: there is none, or the run has its own."""
+        """Continue from the newest checkpoint in the folder, if `output_dir` has none of its own. Raises
+        CheckpointError: the folder has none, or the run has its own."""
         if latest(checkpoint_directory) is None:
             raise CheckpointError(f"{checkpoint_directory}: there is no complete checkpoint in it")
         if (own := resumed(self.settings)) is not None:
@@ -75,9 +75,9 @@ class SlimeTrainerAdapter:
 
 
 class RolloutBridge:
-    """Environment and rewards in one generate function: `--custom-generate-function-path file.py:generate`. `environment` is
-    a class with retrain's form, or its path, and `config` its keyword arguments. Without `rewards` the reward is the sum
-    of what the environment's steps gave.
+    """Environment and rewards in one generate function: `--custom-generate-function-path file.py:generate`.
+    `environment` is a class with retrain's form, or its path, and `config` its keyword arguments. Without `rewards` the
+    reward is the sum of the environment's step rewards.
 
         generate = RolloutBridge(MyEnvironment, RewardBridge({"task_completion": {"weight": 1.0}})).generate"""
 
@@ -87,7 +87,7 @@ class RolloutBridge:
     async def generate(
         self, args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
     ) -> list[Sample]:
-        """Play one episode into `sample`, and reward it; to train, or to evaluate."""
+        """Generate one episode into `sample`, and reward it, for training or evaluation."""
         played = Environments({ALONE: EnvSpec(EnvironmentBridge, args, self._arguments)})
         context = replace(current(), environments=played, evaluating=evaluation)
         params = replace(context.params(evaluation=evaluation), **sampling_params)

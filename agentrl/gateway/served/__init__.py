@@ -1,1 +1,1 @@
-"""OpenAI's chats and completions in front of the embedded engine, in its process. `agentrl serve` has both."""
+"""OpenAI's chat completions and completions over the embedded engine, in its process. `agentrl serve` serves both."""

@@ -1,8 +1,8 @@
-"""The OpenAI forms of a /generate answer: choices, log-probs, usage, and what of them is new in a stream.
+"""OpenAI forms of a /generate answer: choices, log-probs, usage, and the new parts for a stream.
 
-1. A chat's reasoning and text are streamed as they are written, up to what may turn out to be a tag or a stop string;
-   calls come at the end. What was sent is how the whole answer's reasoning and content begin.
-2. Log-probs come with the next chunk, those of tokens without text (a tag's, the end's) too."""
+1. A chat's reasoning and content are streamed up to a possible tag or stop string. Calls come at the end. The sent text
+   is always a prefix of the whole answer's reasoning and content.
+2. Log-probs come with the next chunk, also for tokens without text (tags, the end)."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ from agentrl.gateway.contracts import Body
 from agentrl.gateway.live import stable_prefix
 
 Sent = Counter[str]
-"""The part of a choice that was sent: characters of its texts, by their names, and tokens with their log-probs."""
+"""Counts of the sent part of a choice: characters of each text, by the text's name, and tokens with log-probs."""
 
 
 @dataclass(frozen=True)
 class ChatAnswers:
-    """Choices of a chat completion. `parser`: takes reasoning and calls out of the text; None: all text is content."""
+    """Choices of a chat completion. `parser` separates reasoning and calls from content; None: all is content."""
 
     body: Body
     vocab: Vocabulary
@@ -36,7 +36,7 @@ class ChatAnswers:
             message |= {"content": turn.content, "reasoning_content": turn.reasoning}
             if turn.tool_calls:
                 calls = (call.to_message() for call in turn.tool_calls)
-                # Ids that no other answer has; Mistral's templates take nine letters and digits.
+                # Ids are unique over all answers. Mistral's templates require nine letters and digits.
                 message["tool_calls"] = [{**call, "id": uuid4().hex[:9], "index": i} for i, call in enumerate(calls)]
                 if finish["finish_reason"] == "stop":
                     finish["finish_reason"] = "tool_calls"
@@ -50,7 +50,7 @@ class ChatAnswers:
         return choice
 
     def new(self, index: int, answer: Body, sent: Sent, whole: bool) -> Iterator[Body]:
-        """Yield the new parts of a choice, from its answer so far; `whole` if that is all."""
+        """Yield the new parts of a choice, from its answer so far. `whole`: the answer is complete."""
         entry: Body = {"index": index, "logprobs": None, "finish_reason": None, "matched_stop": None}
         if not sent:
             sent["begun"] = 1
@@ -101,7 +101,7 @@ class TextAnswers:
     vocab: Vocabulary
 
     def choice(self, index: int, answer: Body, start: int = 0) -> Body:
-        """One entry of `choices`, with the log-probs from token `start` on."""
+        """Return one entry of `choices`, with the log-probs from token `start` on."""
         meta, text = answer["meta_info"], answer["text"]
         if self.body.get("echo"):
             given = self.body["prompt"]
@@ -138,7 +138,7 @@ Answers = ChatAnswers | TextAnswers
 
 
 def usage(answers: Sequence[Body]) -> Body:
-    """`usage` and `metadata` of a whole answer; a prompt sampled n times counts once."""
+    """Return `usage` and `metadata` of a whole answer. A prompt that is sampled n times counts once."""
     metas = [a["meta_info"] for a in answers]
     prompts = {id(a["prompt_token_ids"]): a["meta_info"]["prompt_tokens"] for a in answers}
     prompt, completion = sum(prompts.values()), sum(meta["completion_tokens"] for meta in metas)

@@ -95,7 +95,7 @@ async def _respond(request: Request, body: Body, translated: Body, answers: Answ
 async def _stream(
     service: EngineService, generate: GenerateRequest, head: Body, answers: Answers, *, count: bool
 ) -> AsyncGenerator[Body]:
-    """All chunks of a stream; `count`: with the usage at its end."""
+    """Yield all chunks of a stream. `count`: the usage comes at the end."""
     sent: defaultdict[int, Sent] = defaultdict(Sent)
     with closing(service.start(generate)) as call:
         async for index in call.progress():
@@ -115,7 +115,7 @@ ROUTES: Mapping[str, Handler] = {"/v1/chat/completions": chat_completions, "/v1/
 
 @contextmanager
 def _blamed(what: str) -> Iterator[None]:
-    """Turn an exception of the chat's code on an odd body into an error that names the part of the body."""
+    """Turn an exception of the chat's code into an error that names the malformed part of the body."""
     try:
         yield
     except (MediaError, TemplateError, TypeError, KeyError, AttributeError) as error:

@@ -1,6 +1,6 @@
 """Constraints on a chat's answer: `response_format`, and `tool_choice` "required" or a named function. The form of a
-call is taken from the chat template's rendering of one; a form that the parser does not read back is refused. A model
-without a parser writes a JSON list, as in SGLang. Reasoning is free. The constraint is Lark (`grammar`)."""
+call comes from the chat template's rendering of a call. A form that the parser cannot read back is refused. A model
+without a parser writes a JSON list, as in SGLang. Reasoning is not constrained. The constraint is a Lark grammar."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from agentrl.errors import TemplateError
 from agentrl.serving.http import openai_error
 
 NAME, SHOWN = "zqtool", {"zqa": "zqone", "zqb": "zqtwo"}
-"""The tool of the calls that a template is shown, and its arguments."""
+"""Tool name and arguments of the calls that a template renders as a probe."""
 _PROPERTIES = {"type": "object", "properties": {key: {"type": "string"} for key in SHOWN}}
 _JSON = re.compile(r'\{\s*"zqa"\s*:\s*"zqone"\s*,\s*"zqb"\s*:\s*"zqtwo"\s*\}')
 _EACH = re.compile(r"zqa(.+?)zqone(.+?)zqb\1zqtwo", re.DOTALL)
@@ -26,9 +26,9 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class CallForm:
-    """The text around calls, with `NAME` for the tool's: `begin` arguments (`between` arguments)* `end`. `between` is
-    None where the template writes one call at most. `parameter`: what stands before its name, behind it, and behind its
-    value; None where arguments are a JSON object."""
+    """The text around calls, with `NAME` as the tool's name: `begin` arguments (`between` arguments)* `end`. `between`
+    is None if the template writes at most one call. `parameter`: the texts before a parameter's name, after it, and
+    after the value; None if arguments are a JSON object."""
 
     begin: str
     between: str | None
@@ -48,7 +48,7 @@ class CallForm:
 
 
 def chosen(tools: list[Any], choice: Any) -> list[Any]:
-    """The tools that may be called. Raises `RequestError` where `choice` is none of OpenAI's, or there is no such tool."""
+    """Return the tools that may be called. Raises RequestError: `choice` is malformed, or names an unknown tool."""
     if choice in (None, "auto", "none"):
         return [] if choice == "none" else tools
     name = _function(choice).get("name")
@@ -66,8 +66,8 @@ def _function(tool: Any) -> dict[str, Any]:
 
 
 def required_output(chat: Chat, grammars: Grammars, body: Mapping[str, Any], tools: Sequence[Any]) -> dict[str, str]:
-    """The sampling parameter by which the answer is what `body` asks for; none where it asks for nothing. `tools`: the
-    tools that may be called, see `chosen`. Raises RequestError: it is not known, or cannot be had from this chat
+    """Return the sampling parameter that forces the answer's form; empty if `body` asks for none. `tools`: the tools
+    that may be called, see `chosen`. Raises RequestError: the form is unknown, or cannot be forced with this chat
     template."""
     form: Mapping[str, Any] = body.get("response_format") or {"type": "text"}
     kind, choice = form.get("type"), body.get("tool_choice") or "auto"
@@ -94,7 +94,7 @@ def required_output(chat: Chat, grammars: Grammars, body: Mapping[str, Any], too
 
 @lru_cache(8)
 def call_form(chat: Chat) -> CallForm:
-    """Return the form of calls in the chat's template. Raises `RequestError` if that form cannot be forced."""
+    """Return the form of calls in the chat's template. Raises RequestError: the form cannot be forced."""
     for id_ in ("call{:05d}", f"functions.{NAME}:{{}}"):
         one, two = (_shown(chat, [id_.format(number) for number in range(count)]) for count in (1, 2))
         for form in (_with_json(one, two), _with_parameters(one, two)):

@@ -20,26 +20,26 @@ class Wire(Protocol):
     """One wire format. See this module's docstring for an example."""
 
     def read(self, body: Body, headers: Mapping[str, str], memo: Memo | None = None) -> AgentRequest:
-        """Read a request. Raises Refusal: a field, which it names, is malformed or not supported. `memo` belongs to the
-        session: the wire adds what it reads, and reads nothing twice."""
+        """Read a request. Raises Refusal: a field is malformed or not supported. `memo` belongs to the session: the
+        wire adds each part that it reads, and reads equal parts once."""
 
     def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
         """Return the body of a whole answer."""
 
     def events(self, request: AgentRequest, live: LiveTurn) -> Iterator[bytes]:
-        """Yield the server-sent events of an answer, the last one included, and b"" where the model is still writing."""
+        """Yield the server-sent events of an answer, the last one included, and b"" while the model writes."""
 
     def keep_alive(self, request: AgentRequest, live: LiveTurn) -> bytes:
-        """Return bytes for a stream in which the model is silent."""
+        """Return bytes that keep a stream open while the model sends no text."""
 
     def status(self, refusal: Refusal) -> int:
         """Return the HTTP status of an error in this wire."""
 
     def error(self, refusal: Refusal) -> Body:
-        """Return the body of an error in this wire's own form, by which its clients decide to retry or to compact."""
+        """Return the body of an error in this wire's form. Clients decide by it to retry or to compact."""
 
     def error_event(self, refusal: Refusal, request: AgentRequest, live: LiveTurn) -> bytes:
-        """Return the event of an error in a stream whose first events were taken."""
+        """Return the event of an error in a stream that has begun."""
 
 
 WIRES: Mapping[str, Wire] = {

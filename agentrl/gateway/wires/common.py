@@ -24,9 +24,9 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 
 
 class Fields:
-    """A JSON object in a request. Its methods refuse a field of another type by the field's path. Null means absent.
-    `ignored`: names of the body's fields that were not read; the names of tools that are left out are added. `memo`: what
-    `once` has read for earlier requests."""
+    """A JSON object in a request. Its methods raise Refusal with the field's path if a field has another type. Null
+    means absent. `ignored`: names of the body's fields that were not read, and kinds of tools that were left out.
+    `memo`: the results of `once` for earlier requests."""
 
     def __init__(self, value: Any, path: str = "", memo: Memo | None = None) -> None:
         if not isinstance(value, dict):
@@ -67,7 +67,7 @@ class Fields:
         return tuple(stops)
 
     def role(self, *roles: str) -> str:
-        """Return a message's role, one of these or `developer`, which is another name of `system`."""
+        """Return a message's role, one of `roles`. `developer` is another name of `system`."""
         if (role := self.need("role", str)) not in (*roles, "developer"):
             raise self.refusal("role", f"expected {', '.join(roles)}")
         return "system" if role == "developer" else role
@@ -100,7 +100,7 @@ class Fields:
         return content_of(self.parts(name))
 
     def part_or_text(self) -> Body | str:
-        """Return a part of content: an image as it came, or a text."""
+        """Return a part of content: an image unchanged, or a text."""
         return self._value if is_image(self._value) else self.part_text()
 
     def part_text(self) -> str:
@@ -132,7 +132,7 @@ def joined(texts: Iterable[str]) -> str:
 
 
 def usable(fields: Fields, tools: Iterable[T | str]) -> Iterator[T]:
-    """Yield the tools of a request. A text in place of a tool is the kind of a tool that is left out."""
+    """Yield the tools of a request. A string among `tools` is the kind of a tool that is left out."""
     for tool in tools:
         if isinstance(tool, str):
             fields.ignored.add(f"tool:{tool:.80}")
@@ -161,7 +161,7 @@ def agent_request(
     chosen = choice.get("type") if isinstance(choice, dict) else choice
     if chosen not in (None, "auto", "none"):
         raise body.refusal("tool_choice", "only auto and none are supported; a call cannot be forced")
-    spawned = "x-codex-parent-thread-id" in headers  # Codex names the threads of all its agents
+    spawned = "x-codex-parent-thread-id" in headers  # Codex sends a thread id for its main agent too
     return AgentRequest(
         messages=list(in_order_of_calls(messages)),
         tools=[] if chosen == "none" else tools,
@@ -184,8 +184,8 @@ def _check(body: Fields) -> None:
 
 
 def _form(body: Fields) -> str:
-    """Return the instruction that asks for the answer's form; "" for text. The engine does not enforce the form: forced
-    tokens are none of the policy."""
+    """Return the instruction that asks for the answer's form; "" for text. The engine does not enforce the form,
+    because forced tokens are not samples of the policy."""
     formats = [(body.inner(name), "format") for name in ("text", "output_config")]
     for holder, name in (*formats, (body, "output_format"), (body, "response_format")):
         match (given := holder.inner(name)).get("type", object):
@@ -215,7 +215,7 @@ def event(data: Body, name: str = "") -> bytes:
 
 
 class OpenAIErrors:
-    """Errors as both wire formats of OpenAI have them; a comment keeps a stream alive."""
+    """Errors of OpenAI's two wire formats. A comment keeps a stream open."""
 
     def keep_alive(self, request: AgentRequest, live: LiveTurn) -> bytes:
         return b": keep-alive\n\n"

@@ -26,7 +26,7 @@ class MessagesWire:
 
     def read(self, body: Body, headers: Mapping[str, str], memo: Memo | None = None) -> AgentRequest:
         fields = Fields(body, memo=memo)
-        # The line about billing differs from request to request.
+        # The billing line differs from request to request, so it is removed.
         system = joined(_BILLING.sub("", block.part_text()) for block in fields.parts("system"))
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
         messages += fields.once("messages", _messages)
@@ -71,7 +71,7 @@ class MessagesWire:
 
 
 def _messages(given: Fields) -> Iterator[Message]:
-    """Yield the messages in one: the results of tools first, then the rest."""
+    """Yield the messages of one message in Anthropic's form: tool results first, then the rest."""
     role = given.role("system", "user", "assistant")
     parts, thoughts, calls, results = list[Fields](), list[str](), list[Body](), 0
     for block in given.parts("content"):
@@ -109,7 +109,7 @@ def _blocks(request: AgentRequest, turn: AgentTurn) -> Iterator[Body]:
 
 
 def _input(arguments: dict[str, Any] | str) -> Any:
-    """Return arguments as an object. Whole numbers that its encoder does not take become floats."""
+    """Return arguments as an object. Whole numbers that orjson cannot encode become floats."""
     if isinstance(arguments, str):
         return {"input": arguments}
     return json.loads(arguments_text(arguments), parse_int=_whole)
@@ -120,7 +120,7 @@ def _whole(text: str) -> float:
 
 
 def _steps(request: AgentRequest, live: LiveTurn) -> Iterator[tuple[str, Body]]:
-    """Yield the events of the blocks: their kinds ("" to wait), and the fields that they have besides the index."""
+    """Yield each event of the blocks: its kind ("" means to wait), and its fields without the index."""
     if request.thinking:
         yield from _written(live, "thinking", "reasoning")
     yield from _written(live, "text", "content")
@@ -133,7 +133,7 @@ def _steps(request: AgentRequest, live: LiveTurn) -> Iterator[tuple[str, Body]]:
 
 
 def _written(live: LiveTurn, kind: str, name: TextName) -> Iterator[tuple[str, Body]]:
-    """Yield the events of a block of text; it may be empty in a turn without calls."""
+    """Yield the events of a block of text. The block may be empty if the turn has no calls."""
     signed = kind == "thinking"
     start = {"content_block": {"type": kind, kind: "", **({"signature": ""} if signed else {})}}
     begun = False

@@ -13,15 +13,15 @@ _WRITTEN = {"message": "content", "reasoning": "content", "function_call": "argu
 """The field of an item that the model writes: a list of one part, or text."""
 _TEXTS = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
 _TEXTS |= {"custom_tool_call": "custom_tool_call_input"}
-"""The events by which that text grows."""
+"""The events that extend this field's text."""
 _RESPONSE: Body = {"object": "response", "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "error": None}
 _BEGUN: Body = {"status": "in_progress", "output": [], "incomplete_details": None, "usage": None}
 _RESPONSE |= {**_BEGUN, "instructions": None, "metadata": {}}
 
 
 class ResponsesWire(OpenAIErrors):
-    """The wire format of `POST /responses`. Reasoning is an item of its own, with all its text:
-    some clients send an item that has only a summary back as the assistant's text."""
+    """The wire format of `POST /responses`. Reasoning is a separate item with its whole text, because some clients send
+    an item with only a summary back as the assistant's text."""
 
     def read(self, body: Body, headers: Mapping[str, str], memo: Memo | None = None) -> AgentRequest:
         fields = Fields(body, memo=memo)
@@ -38,7 +38,7 @@ class ResponsesWire(OpenAIErrors):
 
     def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
         cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        # Codex takes `incomplete` for a broken stream and asks again, so a limit that is not the agent's own does not show.
+        # Codex reads `incomplete` as a broken stream and asks again, so only the agent's own limit is reported.
         status = cut if turn.finish == "length" and request.max_tokens else {"status": "completed"}
         head = {"id": f"resp_{turn.id}", "created_at": turn.created, "model": request.model, **status}
         usage = {"input_tokens": turn.prompt_tokens, "output_tokens": turn.completion_tokens}
@@ -58,7 +58,7 @@ class ResponsesWire(OpenAIErrors):
         yield _event(live, whole["status"], response=whole)
 
     def keep_alive(self, request: AgentRequest, live: LiveTurn) -> bytes:
-        """Return an event: Codex ends a stream that has none for five minutes, and does not count comments."""
+        """Return an event: Codex ends a stream without events for five minutes, and comments do not count."""
         return _event(live, "in_progress", response=self._begun(request, live))
 
     def error_event(self, refusal: Refusal, request: AgentRequest, live: LiveTurn) -> bytes:
@@ -96,7 +96,7 @@ def _messages(fields: Fields) -> list[Message]:
 
 
 def _read_item(item: Fields) -> Iterator[tuple[str, Any]]:
-    """Yield what an item is, and a message, a call, a text or an id."""
+    """Yield the kind of an item, and a message, a call, a text or an id."""
     match kind := item.get("type", str) or "message":
         case "message":
             shown = item.content if (role := item.role("system", "user", "assistant")) == "user" else item.text
@@ -122,13 +122,13 @@ def _call(item: Fields, kind: str) -> Body:
 
 
 def _shown(namespace: str | None, name: str) -> str:
-    """Return a tool's name as the model is shown it."""
+    """Return the tool name that the model sees."""
     return f"{namespace.removesuffix('__')}__{name}" if namespace else name
 
 
 def _tools(outer: Fields) -> Iterator[tuple[Body, Body] | str]:
-    """Yield a tool's schema and the fields of an item that calls it, or the kind of a tool that is left out; for a
-    namespace, those of its tools. A custom tool is a function with a text."""
+    """Yield a tool's schema and the fields of an item that calls it, or the kind of a tool that is left out. A
+    namespace yields its tools. A custom tool is a function with one text argument."""
     namespace = outer.need("name", str) if outer.need("type", str) == "namespace" else None
     for tool in outer.each("tools") if namespace else [outer]:
         parameters = tool.get("parameters", dict)
@@ -185,7 +185,7 @@ def _calls(request: AgentRequest, turn: AgentTurn) -> Iterator[Body]:
 
 
 def _steps(request: AgentRequest, live: LiveTurn) -> Iterator[tuple[str, Body]]:
-    """Yield the events of the items; their kind is "" to wait."""
+    """Yield the events of the items. The kind "" means to wait."""
     index = 0
     for name in TEXTS:
         begun = False

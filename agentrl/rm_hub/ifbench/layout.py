@@ -98,8 +98,8 @@ def _first_of(raw: str, tag: str, other: str) -> int:
 
 
 def no_bullets_bullets(passage: ResponseText) -> Faults:
-    """At least two sentences, then only lines with *, at least two. As in the benchmark, a blank line ends the sentences,
-    and any punctuation ends a sentence."""
+    """At least two sentences, then at least two lines, all with *. A blank line ends the sentences, as in the
+    benchmark."""
     sentences = bullets = 0
     reading = True
     for line in passage.raw.split("\n"):
@@ -139,8 +139,7 @@ def mcq_count_length(passage: ResponseText) -> Faults:
 
 
 def reverse_newline(passage: ResponseText) -> Faults:
-    """At least 52 lines, from the line with Zimbabwe on, in reverse alphabetical order without accents. As in the
-    benchmark, the lines need not be countries."""
+    """At least 52 lines (any, as in the benchmark) from Zimbabwe on, in reverse alphabetical order without accents."""
     lines = [line for line in (line.strip(AROUND) for line in passage.raw.split("\n")) if line]
     start = next((number for number, line in enumerate(lines) if "Zimbabwe" in line), len(lines))
     listed = [_plain(line) for line in lines[start:]]
@@ -235,8 +234,7 @@ CHECKS: dict[str, Check] = {
     "format:list": check("a list of items marked with {sep}",
         lambda p, sep: compare(p.raw.count(sep), "at least", 2, f"times {sep!r}")),
     "format:thesis": check("sections that begin with a thesis in HTML italics", thesis),
-    # A hyphen follows each asterisk, before the next asterisk. As in the benchmark, bold text counts as bullets, and an
-    # answer without bullets passes.
+    # A hyphen follows each asterisk before the next. As in the benchmark, bold text counts, and no bullets pass.
     "format:sub-bullets": check("bullet points (*) with sub-bullet points (-)",
         lambda p: unless(all("-" in part for part in p.raw.split("*")[1:]))),
     "format:no_bullets_bullets": check("two sentences, then two bullet points (*)", no_bullets_bullets),

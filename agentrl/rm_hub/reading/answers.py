@@ -237,8 +237,8 @@ def _judged(text: str, candidate: Candidate, value: Value) -> Candidate:
 
 
 def _taken_back(rest: str, *, boxed: bool) -> bool:
-    """Return true if the text after an answer withdraws the answer. A box is not withdrawn by a pause, by words about
-    another value, or by words with a condition."""
+    """Return true if the text after an answer withdraws it. A pause, a condition or another value does not withdraw a
+    box."""
     found = [*_BACK.finditer(rest)] if boxed else [*_BACK.finditer(rest), *_PAUSE.finditer(rest)]
     if boxed:
         about = ((back, rest[sentence_start(rest, back.start()) : back.start()]) for back in found)

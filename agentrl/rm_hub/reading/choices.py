@@ -1,8 +1,7 @@
 """Reads the choices of a multiple-choice question, and a choice at the beginning of a text.
 
 1. `Choices` has the valid letters, and the choices' texts if the data gives them.
-2. `read_choice` reads "(B)", "**B**", "option b.", "\\text{B}", "C) 42 nm", "42 nm". A letter counts only if it is
-   not a word: "A photon" is not answer A."""
+2. `read_choice` reads "(B)", "**B**", "option b.", "\\text{B}", "C) 42 nm", "42 nm". "A photon" is not answer A."""
 
 import re
 from collections.abc import Mapping, Sequence

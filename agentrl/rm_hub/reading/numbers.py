@@ -1,8 +1,8 @@
 r"""Reads numbers as people and models write them, exactly and without a computer-algebra system.
 
 1. `read(text)` reads a cleaned text (`latex.clean`) that is one number, perhaps with a unit. Other texts give None.
-2. `same(label, answer)` is true for equal values and for an answer that rounds to a rounded LABEL. It is also true for
-   an answer that rounds an exact label at many decimals."""
+2. `same(label, answer)` is true if they are equal, or one rounds the other: the LABEL, or an answer of many
+   decimals."""
 
 import re
 from fractions import Fraction

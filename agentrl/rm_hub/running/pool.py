@@ -55,8 +55,7 @@ class WorkerPool:
         self._closed = False
 
     async def load(self, names: Sequence[str]) -> None:
-        """Load graders ahead of the first answer. Raises GraderFailure: a grader cannot be imported
-        (`grader_unavailable`), or no worker starts."""
+        """Load graders early. Raises GraderFailure: no worker starts, or an import fails (`grader_unavailable`)."""
         if not self._names.keys() >= set(names):
             self._idle.append(await self._start(names))
 

@@ -134,9 +134,8 @@ def grade_many(
     settings: RmHubSettings | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Grade | GraderFailure]:
-    """Grade answers in worker processes and return when all are done. This also works inside a running event loop.
-    Returns a grade or the failure (not raised) of each item, in the order of `items`. Raises SettingsError: the grader
-    is unknown, or its setting is missing.
+    """Grade answers in worker processes, also inside a running event loop. Returns a grade or the failure (not raised)
+    of each item, in order. Raises SettingsError: the grader is unknown, or its setting is missing.
 
     Args:
         rm_type: a name of `graders()`, a `boxed_` form, or `path/to/file.py:function`.

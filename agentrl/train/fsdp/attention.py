@@ -43,9 +43,8 @@ class FsdpPack:
 
     @cached_property
     def sequences(self) -> list[tuple[Tensor, int]]:
-        """Return for each sequence the places [n] of its tokens, and the number of its last tokens in no earlier one.
-
-        A shared prefix counts for the first of its sequences. In depth-first order the other tokens have no gap."""
+        """Return for each sequence the places [n] of its tokens, and the number of its last tokens in no earlier one. A
+        shared prefix counts for the first of its sequences. In depth-first order the other tokens have no gap."""
         nodes, *above = self.mb.parts
         shared = [block for part in above for block in part.blocks]
         inner, found, done = {start for _, _, start, _ in shared}, [], 0
@@ -125,8 +124,8 @@ class _Choosing(TorchFunctionMode):
 
 
 def replaying(model: Any) -> tuple[list[bool], int, int]:
-    """Make the mixtures of experts of a model use `FsdpPack.routing`. Returns whether each layer has experts, the
-    number of experts, and the experts per token."""
+    """Make a model's experts use `FsdpPack.routing`. Returns which layers have experts, their number, and that per
+    token."""
     modules, config = dict(model.named_modules()), model.config.get_text_config()
     sparse, experts = [False] * config.num_hidden_layers, 0
     for name, module in modules.items():
@@ -153,9 +152,8 @@ def _forward(forward: Callable[..., Any], replay: Replay, experts: int, *args: A
 
 
 def by_sequence(model: Any) -> None:
-    """Make each stateful module of a model start every sequence of a microbatch from a state of zeros.
-
-    Such a module computes a shared prefix again for each sequence, because no module takes the state of a prefix."""
+    """Make each stateful module of a model start every sequence of a microbatch from a state of zeros. Such a module
+    computes a shared prefix again for each sequence, because no module takes the state of a prefix."""
     for name, module in model.named_modules():
         if is_stateful(name):
             module.forward = partial(_by_sequence, module.forward)

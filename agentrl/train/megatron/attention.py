@@ -3,8 +3,8 @@
 1. The input is a packed tree of tokens (`MegatronPack`): query [t, heads, dim], key and value [t, groups, dim]. A token
    sees earlier tokens of its node and all tokens of the nodes above. `kernels` computes this in blocks, without masks.
 2. RoPE is applied here (latent attention applies it itself), because a token's place in the pack is not its position.
-3. Context parallelism: rank r of n has chunks r and 2n-1-r of the 2n chunks of each node (zigzag). Keys and values are
-   gathered over the group, queries are not."""
+3. Context parallelism: rank r of n has chunks r and 2n-1-r of the 2n chunks of each node (zigzag). Only keys and values
+   are gathered."""
 
 from __future__ import annotations
 

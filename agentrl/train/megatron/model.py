@@ -1,6 +1,5 @@
-"""A `GPTModel` from a Hugging Face config, for this process's place in the layout. Fusions that need Transformer Engine
-or Apex are off, which is megatron's default. The output layer runs only on the rows of `output_rows`, so that prompts
-need no logits."""
+"""A `GPTModel` from a Hugging Face config, for this process's place in the layout. Fusions of Transformer Engine and
+Apex are off, megatron's default. The output layer runs only on `output_rows`: prompts need no logits."""
 
 import itertools
 from collections.abc import Callable

@@ -115,8 +115,7 @@ class MegatronOptimizer(Optimizer):
 
 
 class Muon(torch.optim.Muon):
-    """Muon with Newton-Schulz iterations in float32 on a CPU. PyTorch's uses bfloat16, which most CPUs multiply ten
-    times slower, and round differently."""
+    """Muon with Newton-Schulz iterations in float32 on a CPU. PyTorch's bfloat16 is ten times slower on most CPUs."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:

@@ -65,8 +65,8 @@ class WeightEntry:
 def unrolled(
     family: ModelFamily, shape: ModelShape, stages: Sequence[int] = (), ep: int = 1, *, values: bool = False
 ) -> Iterator[WeightEntry]:
-    """Yield the entries of the family's table for a model, over pipeline stages with `stages` layers (by default one
-    stage) and `ep` expert-parallel ranks."""
+    """Yield the entries of the family's table, over pipeline stages of `stages` layers (default: one) and `ep`
+    ranks."""
     places = [(stage, place) for stage, size in enumerate(stages or [shape.layers]) for place in range(size)]
     experts = shape.mixture.experts if shape.mixture else 0
     yield WeightEntry.single(0, EMBEDDING)
@@ -157,9 +157,8 @@ class WeightMap:
         parameter.copy_(local)
 
     def learning(self, settings: TrainSettings) -> set[str]:
-        """Return this rank's parameters that learn, by megatron's names: all that the settings do not freeze, and a
-        tied head if the embedding learns. Raises TrainError: a pattern matches no name, or a pipeline stage would learn
-        nothing."""
+        """Return megatron's names of this rank's parameters that learn: all not frozen, and a tied head if the
+        embedding learns. Raises TrainError: a pattern matches no name, or a pipeline stage learns nothing."""
         chosen = learning(settings, [entry.called for entry in self.entries])
         learn = [entry for entry, learns in zip(self.entries, chosen, strict=True) if learns]
         if left := sorted(set(range(self.layout.pp)) - {e.stage for e in learn if not e.rule.of_expert}):
