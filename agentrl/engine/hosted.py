@@ -46,7 +46,6 @@ from agentrl.settings import shown
 
 NO_TOKENS: Final = "a hosted model (--engine openai) gives no token ids and no log-probs"
 KIND: Final = "hosted_no_tokens"  # kind of the failure of code that asks a hosted model for token ids
-_PLAIN: Final = {"accept-encoding": "identity"}
 _SENT: Final[tuple[str, ...]] = ("role", "content", "tool_calls", "tool_call_id")
 
 
@@ -82,7 +81,7 @@ class HostedModel:
         Raises EngineRejected: it wants another key."""
         with anyio.move_on_after(2 * self._settings.engine_connect_timeout):
             try:
-                reply = await self._transport.exchange("GET", f"{self._url}/models", headers=_PLAIN)
+                reply = await self._transport.exchange("GET", f"{self._url}/models")
             except EngineUnreachable as error:
                 raise EngineUnreachable(f"no server answers at --base-url: {error}", kind=error.kind) from error
             if reply.status == 401:
@@ -150,7 +149,7 @@ class HostedModel:
         while True:
             asked = 0.0
             try:
-                reply = await self._transport.exchange("POST", f"{self._url}/chat/completions", body, _PLAIN)
+                reply = await self._transport.exchange("POST", f"{self._url}/chat/completions", body)
                 asked = reply.retry_after
                 return self._read(reply)
             except (EngineUnreachable, EngineRejected) as error:
