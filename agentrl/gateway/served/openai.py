@@ -99,11 +99,10 @@ async def _stream(
     sent: defaultdict[int, Sent] = defaultdict(Sent)
     with closing(service.start(generate)) as call:
         async for index in call.progress():
-            finish, params = call.jobs[index].finish, call.jobs[index].params
-            if error := failure(finish):
+            answer, params = call.answer(index), call.jobs[index].params
+            if error := failure(finish := answer["meta_info"]["finish_reason"]):
                 yield {"error": error.body}
                 return
-            answer = call.answer(index)
             if finish is None and not params.no_stop_trim:
                 answer["text"] = hold_back(answer["text"], params.stop)
             for entry in answers.new(index, answer, sent[index], finish is not None):
