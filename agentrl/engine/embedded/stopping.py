@@ -4,7 +4,7 @@
    ids.
 2. Ids and log-probs are never cut. The text loses a matched id or string unless `no_stop_trim`.
 3. Stop strings are searched in the decoded tail only; regexes in the whole output, for `MAX_SEARCH` seconds at most.
-   Both see special tokens, also those that the text leaves out."""
+   Both see special tokens, also if the text leaves them out."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
