@@ -36,7 +36,7 @@ class EngineClient(EngineState):
         self._transport, self._timeout = transport, settings.engine_control_timeout
         self._has_update_sessions, self._calls = True, set[anyio.CancelScope]()
         self._started: Any = None
-        self._adapter: str | None = None
+        self._adapters = set[str]()  # that it may have: an answer to a load can be lost
         self._given_back = frozenset[str]()
 
     def break_off(self) -> None:
@@ -138,7 +138,7 @@ class EngineClient(EngineState):
             await self._call("POST", "/resume_memory_occupation", {"tags": sorted(back)})
             self._given_back -= back
         if rest := WHOLE - memory - self._given_back:
-            if "weights" in rest and self._adapter and info.get("enable_weights_cpu_backup") is not True:
+            if "weights" in rest and self._adapters and info.get("enable_weights_cpu_backup") is not True:
                 said = f"{self.url} would lose the base weights of its adapter: updates send the adapter alone"
                 remedy = "Start it with --enable-weights-cpu-backup, or set --no-offload-rollout"
                 raise EngineRejected(f"{said}. {remedy}", kind="no_weights_backup")
@@ -152,14 +152,19 @@ class EngineClient(EngineState):
             body = {"model_path": update.folder, "weight_version": version, "flush_cache": flush_cache}
             await self._call("POST", "/update_weights_from_disk", body)
             return
+        await self._unload(self._adapters & {update.adapter})
+        self._adapters.add(update.adapter)
         await self._call("POST", "/load_lora_adapter", {"lora_name": update.adapter, "lora_path": update.folder})
-        before, self._adapter = self._adapter, update.adapter
-        if before is not None:
-            try:
-                await self._call("POST", "/unload_lora_adapter", {"lora_name": before})
-            except EngineRejected as error:  # the server was restarted meanwhile
-                _log.info("%s has no adapter %s: %s", shown(self.url), before, error)
+        await self._unload(self._adapters - {update.adapter})
         await self._call("POST", "/update_weight_version", {"new_version": version, "abort_all_requests": False})
+
+    async def _unload(self, adapters: set[str]) -> None:
+        for name in sorted(adapters):
+            try:
+                await self._call("POST", "/unload_lora_adapter", {"lora_name": name})
+            except EngineRejected as error:  # the server was started again meanwhile
+                _log.info("%s has no adapter %s: %s", shown(self.url), name, error)
+            self._adapters.discard(name)
 
     async def join_group(self, group: WeightGroup, rank: int) -> None:
         """Join a weight group; `rank` is the first of this engine's ranks."""

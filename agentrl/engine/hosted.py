@@ -46,7 +46,7 @@ from agentrl.settings import shown
 
 NO_TOKENS: Final = "a hosted model (--engine openai) gives no token ids and no log-probs"
 KIND: Final = "hosted_no_tokens"  # kind of the failure of code that asks a hosted model for token ids
-_PLAIN: Final = {"accept-encoding": "identity"}
+_LEAST_KEY: Final = 16  # characters of a secret: a shorter key (EMPTY) is a placeholder, and may be an answer's word
 _SENT: Final[tuple[str, ...]] = ("role", "content", "tool_calls", "tool_call_id")
 
 
@@ -82,7 +82,7 @@ class HostedModel:
         no server answers. Raises EngineRejected: the server rejects the key."""
         with anyio.move_on_after(2 * self._settings.engine_connect_timeout):
             try:
-                reply = await self._transport.exchange("GET", f"{self._url}/models", headers=_PLAIN)
+                reply = await self._transport.exchange("GET", f"{self._url}/models")
             except EngineUnreachable as error:
                 raise EngineUnreachable(f"no server answers at --base-url: {error}", kind=error.kind) from error
             if reply.status == 401:
@@ -150,7 +150,7 @@ class HostedModel:
         while True:
             asked = 0.0
             try:
-                reply = await self._transport.exchange("POST", f"{self._url}/chat/completions", body, _PLAIN)
+                reply = await self._transport.exchange("POST", f"{self._url}/chat/completions", body)
                 asked = reply.retry_after
                 return self._read(reply)
             except (EngineUnreachable, EngineRejected) as error:
@@ -168,7 +168,7 @@ class HostedModel:
             backoff, left = min(2 * backoff, MAX_BACKOFF), left - 1
 
     def _read(self, reply: Reply) -> HostedTurn:
-        if self._key:
+        if self._key and len(self._key) >= _LEAST_KEY:
             reply = reply._replace(body=reply.body.replace(self._key.encode(), SECRET.encode()))
         if reply.status != 200:
             raise self._refusal(reply)

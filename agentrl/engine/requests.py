@@ -34,6 +34,7 @@ from agentrl.errors import EngineFailure, EngineRejected, EngineUnreachable
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"  # header by which SGLang's routers keep a session on one worker
 
 MAX_BACKOFF = 10.0
+_ABORT_AGAIN, _MOST_ABORTS = 1.0, 10
 # Kinds of failures that a retry would repeat.
 _FINAL = frozenset({"versions_unknown", "no_sampling_mask", "no_routed_experts", "other_prompt"})
 _UNSENT = Reply(0, b"")
@@ -58,6 +59,7 @@ class GenerateCall:
     interrupted: bool = False
     versions: set[str | None] = field(default_factory=set)
     waiting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    ended: anyio.Event = field(default_factory=anyio.Event)
 
     def part(self, part: Reply) -> None:
         """Pass on a part of a stream."""
@@ -142,16 +144,20 @@ class Requests:
             with call.waiting:
                 yield
         finally:
+            call.ended.set()
             del self.live[name]
 
     async def abort(self, name: str) -> None:
         """End a call. `generate` then returns the tokens so far."""
         call = self.live[name]
         call.aborted = True
-        if call.member is None:
-            call.waiting.cancel()
-        else:
+        for _ in range(_MOST_ABORTS):
+            if call.member is None:
+                call.waiting.cancel()
+                return
             await call.member.abort(call.rid)
+            with anyio.move_on_after(_ABORT_AGAIN):  # then the request may have reached its engine after the abort
+                await call.ended.wait()
 
     def mark_interrupted(self) -> None:
         """Record that aborts from now on are ours: the aborted calls continue."""

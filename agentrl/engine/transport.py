@@ -65,7 +65,7 @@ class HttpTransport:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
-            headers={"content-type": "application/json", **self._headers},
+            headers={"content-type": "application/json", "accept-encoding": "identity", **self._headers},
             skip_auto_headers=("User-Agent",),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),

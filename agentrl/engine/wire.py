@@ -121,6 +121,7 @@ class Generation:
     kept: list[array[int]] | None = None
     routed: NDArray[np.int16] | None = field(default=None, repr=False, compare=False)
     raw: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # raw answers, if `extra` is given
+    parts: int = field(default=1, compare=False)  # number of answers that `text` joins, each decoded by itself
 
 
 def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
@@ -162,6 +163,7 @@ def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
         kept=[ids for part in parts for ids in part.kept or ()] if first.kept is not None else None,
         routed=np.concatenate(routed) if routed else None,
         raw=tuple(raw for part in parts for raw in part.raw),
+        parts=len(parts),
     )
 
 

@@ -318,7 +318,7 @@ class SessionTree:
         parsed = node.chat.append_model_turn(got.ids)
         node.ids, node.log_probs = array("i", got.ids), array("d", got.log_probs)
         node.versions, node.kept, node.routed = got.weight_versions, got.kept, got.routed
-        node.text = got.text
+        node.text = got.text if got.parts == 1 else self._chat.decode(got.ids)
         if parsed.broken or not all(isinstance(call.arguments, dict) for call in parsed.tool_calls):
             parsed = self._without_calls(got.ids)
         node.calls = tuple(call.id for call in parsed.tool_calls)

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from agentrl.chat import AppendResult, Conversation, ParsedTurn
 from agentrl.clock import note_turn
@@ -184,6 +185,9 @@ async def sample_turn(
         if error.kind != "context_overflow":
             raise
         raise ContextOverflow(str(error), kind="engine_context_overflow") from error
+    if generation.parts > 1:
+        text = context.chat.decode(generation.ids, params.skip_special_tokens is not False)
+        generation = replace(generation, text=text)
     for tally in context.tallies:
         tally.add(tokens=Tokens(len(generation.ids)))
     try:

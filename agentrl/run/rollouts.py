@@ -102,12 +102,13 @@ class Loaded:
         """Load the chat template, start graders and set up environments; yield a worker of this process."""
         settings, plugins, sets = self.settings, self.plugins, self.sets
         rollout, args, teacher, gateway = settings.rollout, settings.args, None, None
-        chat, length = NoChat.as_chat() if settings.hosted else load_chat(settings), sys.maxsize
+        chat = NoChat.as_chat() if settings.hosted else load_chat(settings)
         async with AsyncExitStack() as stack:
             watchdog = stack.enter_context(Watchdog.watching(rollout.event_loop_block_warning))
             user_tasks = stack.enter_context(UserTasks.followed())
+            most = await _context_length(settings, pool) if isinstance(pool, EnginePool) else sys.maxsize
+            length = min(rollout.rollout_max_context_len or most, most)
             if isinstance(pool, EnginePool):
-                length = rollout.rollout_max_context_len or await _context_length(settings, pool)
                 if settings.algorithm.opd_type == "self":
                     teacher = pool
                 elif (teacher := teacher_pool(settings)) is not None:
@@ -129,7 +130,7 @@ class Loaded:
             for generate in {id(p.generate.owner): p.generate for p in every if p.generate}.values():
                 await stack.enter_async_context(generate.opened(args, settings.cluster.start_timeout))
             player = GroupPlayer(context, grader, plugins.generate)
-            players = [_player_of(held, own, player) for held, own in sets]
+            players = [_player_of(held, own, player, most) for held, own in sets]
 
             def figures() -> dict[str, float]:
                 return pool.figures() | watchdog.take() | user_tasks.take()
@@ -349,11 +350,11 @@ def _check_of(settings: RunSettings) -> Callable[[Group], None] | None:
     return partial(check_samples, reward_parts=list(settings.algorithm.gdpo_weights))
 
 
-def _player_of(held_out: EvalSet, plugins: Plugins, beside: GroupPlayer) -> GroupPlayer:
+def _player_of(held_out: EvalSet, plugins: Plugins, beside: GroupPlayer, most: int) -> GroupPlayer:
     settings, context = held_out.settings, beside.context
     other = settings.data.apply_chat_template_kwargs != context.args.apply_chat_template_kwargs and not context.hosted
     chat, rollout, args = load_chat(settings) if other else context.chat, settings.rollout, settings.args
-    length = rollout.rollout_max_context_len or context.context_length
+    length = min(rollout.rollout_max_context_len or most, most)
     context = replace(context, settings=rollout, args=args, chat=chat, environments=plugins.environments)
     context = replace(context, context_length=length)
     grader = Grader(rollout, args, plugins.reward, beside.grader.runner)
@@ -390,9 +391,10 @@ async def _context_length(settings: RunSettings, pool: EnginePool) -> int:
     said = [info.get("context_length") for info in (await pool.server_info()).values()]
     model = read_model_info(settings.train.hf_checkpoint)
     said += [settings.engine.engine_context_length, model.context_length if model else None]
-    if not (known := [length for length in said if isinstance(length, int) and length > 0]):
+    known = [length for length in said if isinstance(length, int) and length > 0]
+    if not known and settings.rollout.rollout_max_context_len is None:
         raise SettingsError("neither engine nor model says its context length; set --rollout-max-context-len")
-    return min(known)
+    return min(known, default=sys.maxsize) - 1  # `Conversation` leaves one place free, and engines leave two
 
 
 _rollouts: type[Rollouts] = LedgerRollouts

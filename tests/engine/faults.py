@@ -74,6 +74,8 @@ class FaultyServer:
     load_gate: anyio.Event | None = None
     load_status: int = 200
     probes: int = 0
+    adapters: list[str] = field(default_factory=list)
+    loses_answer: bool = False  # to the next load of an adapter
 
     async def healthy(self, request: web.Request) -> web.Response:
         if self.deaf or self.paused:
@@ -103,6 +105,26 @@ class FaultyServer:
         if self.load_status == 200:
             self.version = body["weight_version"]
         return web.Response(status=self.load_status)
+
+    async def load_adapter(self, request: web.Request) -> web.Response:
+        if (name := orjson.loads(await request.read())["lora_name"]) in self.adapters:
+            return web.Response(status=400, text="already loaded")
+        self.adapters.append(name)
+        if self.loses_answer:
+            self.loses_answer = False
+            assert request.transport is not None
+            request.transport.abort()
+        return web.Response()
+
+    async def unload_adapter(self, request: web.Request) -> web.Response:
+        if (name := orjson.loads(await request.read())["lora_name"]) not in self.adapters:
+            return web.Response(status=400, text="not loaded")
+        self.adapters.remove(name)
+        return web.Response()
+
+    async def label(self, request: web.Request) -> web.Response:
+        self.version = orjson.loads(await request.read())["new_version"]
+        return web.Response()
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read() or b"{}")
@@ -135,6 +157,9 @@ async def serving(*script: Reply) -> AsyncIterator[FaultyServer]:
     app.router.add_post("/pause_generation", server.control)
     app.router.add_post("/flush_cache", server.control)
     app.router.add_post("/update_weights_from_disk", server.load)
+    app.router.add_post("/load_lora_adapter", server.load_adapter)
+    app.router.add_post("/unload_lora_adapter", server.unload_adapter)
+    app.router.add_post("/update_weight_version", server.label)
     for path in ("/continue_generation", "/release_memory_occupation", "/resume_memory_occupation"):
         app.router.add_post(path, server.control)
     runner = web.AppRunner(app, shutdown_timeout=0.1)

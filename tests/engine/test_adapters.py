@@ -15,6 +15,7 @@ from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineFailure
 from agentrl.lora import LoraShape, write_adapter
 from tests.engine.conftest import OwnTransport
+from tests.engine.faults import FAST, ok, serving
 
 SETTINGS = EngineSettings(embedded_slots=4, engine_max_retries=0)
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
@@ -85,3 +86,25 @@ async def test_an_adapter_that_does_not_fit_leaves_the_model_as_it_is(
     with pytest.raises(EngineFailure, match="adapter_config.json"):
         await pool.receive(DiskUpdate(str(tmp_path / "nowhere"), "bad"), "1")
     assert (await pool.generate([1, 2, 3], GREEDY)).log_probs == before.log_probs
+
+
+async def test_an_engine_that_was_started_again_gets_its_adapter_back(tmp_path: Path) -> None:
+    async with serving(ok([5])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        for version in ("1", "2"):
+            await pool.receive(DiskUpdate(str(tmp_path), version), version)
+        assert server.adapters == ["2"]
+        server.adapters.clear()
+        server.version = "default"
+        await pool._registry.regain(pool.members[0])
+        assert (server.adapters, server.version) == (["2"], "2")
+
+
+async def test_an_adapter_is_loaded_again_if_the_answer_was_lost(tmp_path: Path) -> None:
+    async with serving(ok([5])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        await pool.receive(DiskUpdate(str(tmp_path), "1"), "1")
+        server.loses_answer = True
+        with pytest.raises(EngineFailure, match="lost the connection"):
+            await pool.members[0].load_folder(DiskUpdate(str(tmp_path), "2"), "2")
+        assert server.adapters == ["1", "2"]
+        await pool.members[0].load_folder(DiskUpdate(str(tmp_path), "2"), "2")
+        assert (server.adapters, server.version) == (["2"], "2")

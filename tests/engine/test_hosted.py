@@ -230,15 +230,23 @@ async def test_a_conversation_that_is_too_long_is_an_overflow() -> None:
 
 
 async def test_the_key_is_in_no_message_and_in_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-SEKRET")
-    echo = status(401, b'{"error": {"message": "Incorrect API key: sk-SEKRET"}}')
-    async with hosted(echo, status(200, completion(content="It is sk-SEKRET."))) as (model, server):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-SEKRET-123456")
+    echo = status(401, b'{"error": {"message": "Incorrect API key: sk-SEKRET-123456"}}')
+    async with hosted(echo, status(200, completion(content="It is sk-SEKRET-123456."))) as (model, server):
         with pytest.raises(EngineRejected, match=r"OPENAI_API_KEY \(--hosted-api-key-env\), which is set") as raised:
             await model.turn(ASKED, None, PARAMS)
         assert "SEKRET" not in str(raised.value)
         assert (await model.turn(ASKED, None, PARAMS)).parsed.content == f"It is {SECRET}."
         assert "SEKRET" not in repr(model._settings)
-    assert server.headers[0]["Authorization"] == "Bearer sk-SEKRET"
+    assert server.headers[0]["Authorization"] == "Bearer sk-SEKRET-123456"
+
+
+async def test_a_placeholder_for_a_key_may_be_a_word_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "token")
+    async with hosted(status(200, completion(content="One token."))) as (model, _):
+        turn = await model.turn(ASKED, None, PARAMS)
+    assert turn.parsed.content == "One token."
+    assert turn.generation.meta_info["prompt_tokens"] == 5
 
 
 async def test_a_start_asks_for_a_sign_of_life() -> None:

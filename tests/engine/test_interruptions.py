@@ -7,6 +7,7 @@ import anyio
 import pytest
 from aiohttp import web
 
+from agentrl.engine import requests
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.weights import DiskUpdate
 from agentrl.engine.wire import Generation, SamplingParams
@@ -161,6 +162,27 @@ async def test_a_call_in_a_back_off_can_be_aborted() -> None:
             await pool.abort("mine")
     assert got[0].finish_reason.type == "abort"
     assert len(server.generates) == 1
+
+
+async def test_an_abort_is_repeated_if_its_request_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that is still reading a request knows nothing of it yet."""
+    monkeypatch.setattr(requests, "_ABORT_AGAIN", 0.0)
+    read = anyio.Event()
+
+    async def reading(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        await read.wait()
+        return await ok([5])(server, body, request)
+
+    async with (
+        serving(reading) as server,
+        EnginePool([server.url], FAST, vocab_size=512) as pool,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(partial(pool.generate, [1], PARAMS, rid="mine"))
+        await server.arrived.wait()
+        await pool.abort("mine")
+        assert server.aborts == [server.generates[0]["rid"]] * 10
+        read.set()
 
 
 @pytest.mark.parametrize(("ignore_eos", "ids"), [(None, [5, 99]), (True, [5, 99, 7])])

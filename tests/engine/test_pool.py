@@ -271,7 +271,7 @@ async def test_abort_reaches_the_request_and_its_call_returns() -> None:
             await server.arrived.wait()
             await pool.abort("mine")
     # An engine aborts all ids that begin with the aborted one: callers' names are not sent.
-    assert server.aborts == [server.generates[0]["rid"]] != ["mine"]
+    assert set(server.aborts) == {server.generates[0]["rid"]} != {"mine"}
     assert got[0].ids == []
 
 

@@ -23,3 +23,9 @@ async def test_an_error_of_the_sink_is_not_blamed_on_the_engine() -> None:
     async with serving(ok([5])) as server, HttpTransport(EngineSettings()) as transport:
         with pytest.raises(ValueError, match="the sink's own"):
             await transport.exchange("POST", f"{server.url}/generate", b'{"input_ids": [1]}', sink=sink)
+
+
+async def test_an_answer_is_asked_for_without_compression() -> None:
+    async with serving(ok([5])) as server, HttpTransport(EngineSettings()) as transport:
+        await transport.exchange("POST", f"{server.url}/generate", b'{"input_ids": [1]}', {"x-own": "1"})
+    assert server.headers[0]["Accept-Encoding"] == "identity"

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from aiohttp import web
 from agentrl.buffer.codec import encode_group
 from agentrl.chat import Chat
 from agentrl.engine.pool import EnginePool
-from agentrl.engine.wire import FinishReason, SamplingParams
+from agentrl.engine.wire import FinishReason, Generation, SamplingParams
 from agentrl.errors import EngineRejected, EngineUnreachable, EnvFailure
 from agentrl.gateway.contracts import AgentRequest, Refusal
 from agentrl.gateway.server import Gateway
@@ -27,7 +28,7 @@ from tests.gateway.acceptance_engine import LoggingEngine, hermes
 from tests.gateway.acceptance_gateway import Served, serving
 from tests.support.agent_clients import Json
 from tests.support.assets import chat_templates
-from tests.support.chats import STOPS, make_chat
+from tests.support.chats import STOPS, interrupted, make_chat
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 BEGUN: list[Json] = [{"role": "user", "content": "x"}]
@@ -412,3 +413,20 @@ async def test_sessions_that_nobody_uses_for_a_day_are_forgotten() -> None:
     for session in sessions[1:]:
         with pytest.raises(KeyError):
             gateway.close(session.token)
+
+
+class InterruptedEngine(LoggingEngine):
+    """An engine each of whose answers is interrupted within the last character before its end token."""
+
+    async def generate(self, input_ids: Sequence[int], params: SamplingParams, **more: Any) -> Generation:
+        got = await super().generate(input_ids, params, **more)
+        return interrupted(self.chat, got, len(got.ids) - 2)
+
+
+async def test_the_text_of_an_interrupted_answer_is_that_of_its_ids() -> None:
+    engine = InterruptedEngine(make_chat("qwen3"), lambda *_: "Fine \U0001fae8", damage=False)
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        await ask(served, base, BEGUN)
+        (node,) = (await served.tree(base))["nodes"]
+    assert node["text"] == "Fine \U0001fae8<|im_end|>"

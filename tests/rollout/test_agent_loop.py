@@ -21,6 +21,7 @@ from agentrl.sample import Message, Origin
 from agentrl.tools import Tool
 from tests.rollout.scripted import Reply, ScriptedEngine, make_context
 from tests.support.assets import chat_templates
+from tests.support.chats import interrupted
 from tests.support.tiny_models import make_tiny_model
 from tests.support.virtual_time import virtual_time
 
@@ -403,3 +404,19 @@ async def test_siblings_share_a_combined_rewards_credit(tmp_path: Path) -> None:
     assert [sample.reward for sample in samples] == pytest.approx([1.4] * 4)
     for sample in samples:
         assert sample.metadata["step_credit"] == pytest.approx([0.2, 0.4, 0.2, 0.6])
+
+
+class InterruptedEngine(ScriptedEngine):
+    """An engine each of whose answers is interrupted within the last character before its end token."""
+
+    async def generate(self, input_ids: Sequence[int], params: SamplingParams, **more: Any) -> Generation:
+        got = await super().generate(input_ids, params, **more)
+        return interrupted(self.chat, got, len(got.ids) - 2)
+
+
+@pytest.mark.parametrize("skips", [True, False])
+async def test_the_text_of_an_interrupted_answer_is_that_of_its_ids(chat: Chat, skips: bool) -> None:
+    engine = InterruptedEngine(chat, [f"Fine \U0001f642{END}"])
+    context = make_context(chat, engine, DoubleEnv, rollout_skip_special_tokens=skips)
+    (sample,) = await run_environment(context, Sample(prompt="Hello", index=0), context.params())
+    assert sample.validate().response == ("Fine \U0001f642" if skips else f"Fine \U0001f642{END}")

@@ -24,7 +24,7 @@ from tests.support.warm import python
 
 pytestmark = pytest.mark.timeout(900)
 
-KEY = "sk-SEKRET"
+KEY = "sk-SEKRET-123456"
 PLAYED = "--env agentrl.demo.task:CalculatorEnv --input-key prompt --label-key label --progress off"
 GROUPS = "--prompt-data data/train.jsonl --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 48"
 MODEL = f"--hf-checkpoint {shipped('calculator')} --embedded-threads 1"

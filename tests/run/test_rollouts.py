@@ -14,8 +14,10 @@ from agentrl.buffer.ledger import Ledger, State
 from agentrl.buffer.queue import GroupQueue
 from agentrl.buffer.reader import StoreReader
 from agentrl.buffer.sqlite import read_meta
+from agentrl.chat import Conversation
 from agentrl.config import RunSettings
 from agentrl.data.user_source import load_source
+from agentrl.engine.embedded.request import output_limit
 from agentrl.engine.transport import Headers, HttpTransport, Reply, Sink
 from agentrl.errors import EnvFailure, SampleError
 from agentrl.groups import group_id
@@ -26,6 +28,7 @@ from agentrl.run.driver import open_folder
 from agentrl.run.resuming import evaluations_in
 from agentrl.run.rollouts import LedgerRollouts, RolloutResources, _check_of
 from agentrl.runfolder import EVALUATIONS, RunFolder
+from agentrl.sample import Sample
 from tests.buffer.make import finished
 from tests.support.audit import audit_ledger
 from tests.support.runs import RunKit
@@ -220,11 +223,12 @@ async def test_prompts_are_drawn_by_the_results_in_the_ledger_also_after_a_resta
 @pytest.mark.parametrize(
     ("lengths", "changes", "want"),
     [
-        ({"a": 512, "b": 256}, {}, 256),
-        ({"a": 4096}, {}, 2048),  # the model's own
-        ({"a": None}, {}, 2048),
-        ({"a": 512}, {"engine_context_length": 128}, 128),
+        ({"a": 512, "b": 256}, {}, 255),
+        ({"a": 4096}, {}, 2047),  # the model's own
+        ({"a": None}, {}, 2047),
+        ({"a": 512}, {"engine_context_length": 128}, 127),
         ({"a": 512}, {"rollout_max_context_len": 300}, 300),
+        ({"a": 512}, {"rollout_max_context_len": 512}, 511),
     ],
 )
 async def test_a_trajectory_is_as_long_as_every_engine_and_the_model_allow(
@@ -236,6 +240,18 @@ async def test_a_trajectory_is_as_long_as_every_engine_and_the_model_allow(
         async with RolloutResources.open(s, folder, urls, Engines(lengths)) as generation:
             assert isinstance(generation.player, RolloutWorker)
             assert generation.player.player.context.context_length == want
+
+
+async def test_a_conversation_has_as_much_room_as_its_engine(kit: RunKit) -> None:
+    held_out = {"eval_prompt_data": ("dev", f"{kit.folder}/prompts.jsonl"), "eval_max_context_len": 512}
+    s = settings(kit, rollout_max_context_len=300, **held_out)
+    with open_folder(s) as folder:
+        async with RolloutResources.open(s, folder, ["http://a"], Engines({"a": 512})) as generation:
+            assert isinstance(generation.player, RolloutWorker)
+            (player,) = generation.player.sets
+    context, messages = player.context, [{"role": "user", "content": "x"}]
+    talk = Conversation(context.chat, Sample(index=0), messages, context_length=context.context_length)
+    assert talk.room == output_limit(talk.length, None, 512)
 
 
 ENVIRONMENTS = """

@@ -2,9 +2,11 @@
 
 import functools
 import re
+from dataclasses import replace
 from typing import Any
 
 from agentrl.chat import Chat
+from agentrl.engine.wire import Generation, join
 from tests.support.assets import chat_templates, qwen3_tokenizer_folder
 
 _CONTROL = re.compile(
@@ -51,3 +53,19 @@ def make_chat(name: str, **options: Any) -> Chat:
     tokenizer = _tokenizer(frozenset() if name.startswith("qwen") else _all_control())
     family = next((f for f in sorted(STOPS, key=len, reverse=True) if name.startswith(f)), "qwen")
     return Chat(tokenizer, chat_template=source, stop_tokens=STOPS[family], **options)
+
+
+def interrupted(chat: Chat, got: Generation, at: int) -> Generation:
+    """Return an answer as if a weight update had interrupted it before its id `at`: each part was decoded by itself."""
+    places = slice(0, at), slice(at, len(got.ids))
+    parts = [
+        replace(
+            got,
+            ids=got.ids[place],
+            log_probs=got.log_probs[place],
+            text=chat.decode(got.ids[place]),
+            weight_versions=((got.weight_version, 0, len(got.ids[place])),),
+        )
+        for place in places
+    ]
+    return join(parts, got.prompt_tokens)

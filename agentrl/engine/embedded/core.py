@@ -67,7 +67,7 @@ class Engine:
         self.running: list[SequenceState] = []
         self.version, self.epoch, self.generated = "default", 0, 0
         self.paused, self.released = False, set[str]()
-        self._exclusive: deque[Callable[[], None]] = deque()
+        self._exclusive: deque[tuple[Callable[[], None], Callable[[], bool]]] = deque()
         self._clock = itertools.count(1)
 
     def add(self, job: SequenceState) -> None:
@@ -96,9 +96,9 @@ class Engine:
     def resume(self) -> None:
         self.paused = False
 
-    def exclusive(self, action: Callable[[], None]) -> None:
-        """Run `action` as soon as no job runs or generation is paused."""
-        self._exclusive.append(action)
+    def exclusive(self, action: Callable[[], None], gone: Callable[[], bool] = lambda: False) -> None:
+        """Run `action` as soon as no job runs or generation is paused. Nothing waits for it if its caller is `gone`."""
+        self._exclusive.append((action, gone))
 
     def weights_changed(self) -> None:
         """Start a new epoch: prefixes and image features cached so far are not used again."""
@@ -115,8 +115,8 @@ class Engine:
 
     def step(self) -> bool:
         """Do one unit of work. Return False if there is no work until the next request or control call."""
-        if self._exclusive and (self.paused or not self.running):
-            self._exclusive.popleft()()
+        if self._exclusive and (self.paused or not self.running or self._exclusive[0][1]()):
+            self._exclusive.popleft()[0]()
             return True
         if self.paused or self.released:
             return False

@@ -56,14 +56,16 @@ async def final_answers(request: Request, service: EngineService, parsed: Genera
     with closing(service.start(parsed)) as call:
         await until_done(request, call.done)
         for job in call.jobs:
-            raise_for_failed(job.finish)
+            if error := failure(job.finish):
+                raise error
         return [call.answer(i) for i in range(len(call.jobs))]
 
 
-def raise_for_failed(finish: dict[str, Any] | None) -> None:
-    """Raise RequestError if the finish reason has a status code: such an abort is an error, not a partial result."""
-    if finish is not None and (code := finish.get("status_code")) is not None:
-        raise openai_error(finish["message"], status=code, kind=str(code))
+def failure(finish: dict[str, Any] | None) -> RequestError | None:
+    """Return the error for a finish reason with a status code: such an abort is an error, not a partial result."""
+    if finish is None or (code := finish.get("status_code")) is None:
+        return None
+    return openai_error(finish["message"], status=code, kind=str(code))
 
 
 async def _stream(service: EngineService, parsed: GenerateRequest) -> AsyncGenerator[dict[str, Any]]:

@@ -131,7 +131,7 @@ class RequestInFlight:
     def __init__(self, service: EngineService, request: GenerateRequest) -> None:
         self.request, self.jobs = request, request.jobs
         self._service, self._loop, self._wake = service, asyncio.get_running_loop(), asyncio.Event()
-        self._moved, self._left = set[int](), len(self.jobs)
+        self._moved, self._ended, self._left = set[int](), set[int](), len(self.jobs)
         service.live.update(request.rids)
         for index, job in enumerate(self.jobs):
             if job.seed is None:
@@ -156,7 +156,7 @@ class RequestInFlight:
             while not self._moved:
                 self._wake.clear()
                 await self._wake.wait()
-            moved, self._moved = sorted(self._moved), set()
+            moved, self._moved = sorted(self._moved - self._ended), set()
             for index in moved:
                 yield index
 
@@ -167,7 +167,10 @@ class RequestInFlight:
 
     def answer(self, index: int) -> dict[str, Any]:
         """Return the output of job `index` so far, in the form of POST /generate; final once it has finished."""
-        return answer(self.jobs[index], self.request, self._service.vocab, self._service.engine.version)
+        found = answer(self.jobs[index], self.request, self._service.vocab, self._service.engine.version)
+        if found["meta_info"]["finish_reason"] is not None:
+            self._ended.add(index)
+        return found
 
     def close(self) -> None:
         """Remove the request. Jobs that still run are aborted, because the client has disconnected."""

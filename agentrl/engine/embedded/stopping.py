@@ -3,7 +3,8 @@
 1. Order as in SGLang: length, token ids (EOS and `stop_token_ids`), stop strings, regexes. `ignore_eos` disables token
    ids.
 2. Ids and log-probs are never cut. The text loses a matched id or string unless `no_stop_trim`.
-3. Stop strings are searched in the decoded tail only; regexes in the whole output, for `MAX_SEARCH` seconds at most."""
+3. Stop strings are searched in the decoded tail only; regexes in the whole output, for `MAX_SEARCH` seconds at most.
+   Both see special tokens, also if the text leaves them out."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,11 +48,11 @@ class StopRules:
         if self._decode is None:
             return None
         if params.stop:
-            tail = self._decode(output[-self._tail :], params.skip_special_tokens)
+            tail = self._decode(output[-self._tail :], False)
             if (found := next((stop for stop in params.stop if stop in tail), None)) is not None:
                 return {"type": "stop", "matched": found}
         if params.stop_regex:
-            whole = self._decode(output, params.skip_special_tokens)
+            whole = self._decode(output, False)
             for pattern in params.stop_regex:
                 try:
                     if regex.search(pattern, whole, timeout=MAX_SEARCH):

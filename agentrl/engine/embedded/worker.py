@@ -56,7 +56,7 @@ class Worker:
     async def exclusive(self, action: Callable[[Engine], T]) -> T:
         """Like `call`, but wait until no job runs or generation is paused."""
         future = self._future()
-        self.post(lambda engine: engine.exclusive(lambda: self._settle(future, action, engine)))
+        self.post(lambda engine: engine.exclusive(lambda: self._settle(future, action, engine), future.done))
         return await asyncio.wrap_future(future)
 
     def _future(self) -> Future[Any]:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrl.chat.messages import normalise_messages
-from agentrl.engine.embedded.generate import event_stream, final_answers, raise_for_failed, read
+from agentrl.engine.embedded.generate import event_stream, failure, final_answers, read
 from agentrl.engine.embedded.request import GenerateRequest
 from agentrl.engine.embedded.service import EngineService
 from agentrl.engine.images import ImageInputs
@@ -99,9 +99,10 @@ async def _stream(
     sent: defaultdict[int, Sent] = defaultdict(Sent)
     with closing(service.start(generate)) as call:
         async for index in call.progress():
-            finish, params = call.jobs[index].finish, call.jobs[index].params
-            raise_for_failed(finish)
-            answer = call.answer(index)
+            answer, params = call.answer(index), call.jobs[index].params
+            if error := failure(finish := answer["meta_info"]["finish_reason"]):
+                yield {"error": error.body}
+                return
             if finish is None and not params.no_stop_trim:
                 answer["text"] = hold_back(answer["text"], params.stop)
             for entry in answers.new(index, answer, sent[index], finish is not None):

@@ -1,6 +1,8 @@
 """The engine's thread after a crash: nobody who asked before or asks later waits for ever."""
 
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import anyio
@@ -8,6 +10,7 @@ import pytest
 
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.worker import Worker
+from tests.engine.embedded.driver import make_engine, make_job
 
 
 class Broken:
@@ -28,7 +31,7 @@ class Broken:
     def abort(self, match: object, reason: object) -> None:
         self.aborted.set()
 
-    def exclusive(self, action: Any) -> None:
+    def exclusive(self, action: Any, _: object) -> None:
         self.waiting.append(action)  # a forward pass would run it
 
 
@@ -48,3 +51,21 @@ async def test_all_calls_end_with_an_error_after_a_crash() -> None:
         await anyio.to_thread.run_sync(engine.aborted.wait)
     worker.stop()
     assert not worker._thread.is_alive()
+
+
+async def test_an_exclusive_call_whose_caller_has_gone_keeps_nobody_waiting(folder: Callable[..., Path]) -> None:
+    engine = make_engine(folder())
+    worker, done = Worker(engine, on_crash=lambda: None), list[str]()
+    running, later = make_job([1, 2], max_new_tokens=50), make_job([3, 4])
+    engine.add(running)
+    engine.step()
+    with anyio.move_on_after(0):
+        await worker.exclusive(lambda _: done.append("flush"))
+    await anyio.wait_all_tasks_blocked()
+    worker._inbox.get()(engine)
+    engine.add(later)
+    for _ in range(3):
+        engine.step()
+    assert later.output
+    assert running.finish is None
+    assert not done

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from agentrl.chat import make_parser
 from agentrl.engine.embedded.server import build
 from agentrl.engine.embedded.service import Options
+from agentrl.engine.embedded.stopping import StopRules, aborted
 from agentrl.gateway.live import stable_prefix
 from agentrl.gateway.served.openai import ROUTES
 from tests.chat.acceptance.table import TABLE, Format, outputs, parser_of
@@ -71,6 +72,20 @@ def test_a_limit_that_is_null_is_not_given(client: TestClient) -> None:
     assert answer["usage"]["completion_tokens"] == 3
     body = {"model": "m", "prompt": "a", "max_tokens": None, "ignore_eos": True}
     assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_fails_while_it_is_sampled_gets_an_error(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(StopRules, "check", lambda *_: aborted("a broken rule", 500, "InternalServerError"))
+    answer = chat(client, stream=stream)
+    if not stream:
+        assert (answer.status_code, answer.json()["message"]) == (500, "a broken rule")
+        return
+    event, end = answer.text.rstrip().split("\n\n")[-2:]
+    error = json.loads(event.removeprefix("data: "))["error"]
+    assert (error["message"], error["code"], end) == ("a broken rule", 500, "data: [DONE]")
 
 
 def test_a_model_is_found_by_its_name(client: TestClient) -> None:
