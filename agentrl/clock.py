@@ -32,7 +32,7 @@ from agentrl.errors import TrajectoryPlace
 from agentrl.stalls import Cause, ThreadTimes, cause
 
 BEAT = 0.1  # seconds between two heartbeats of the loop; shorter stalls are not noticed
-_MOST_LAGS = 36_000  # maximum number of callback lags kept for `Watchdog.take`: one hour
+_MAX_LAGS = 36_000  # maximum number of callback lags kept for `Watchdog.take`: one hour
 
 _OURS = f"{Path(__file__).parent}{os.sep}"
 _PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -217,7 +217,7 @@ class Watchdog:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._native, self._ended = threading.get_native_id(), threading.Event()
         self._times: ThreadTimes | None = None
-        self._lags = deque[float](maxlen=_MOST_LAGS)
+        self._lags = deque[float](maxlen=_MAX_LAGS)
         self._since = time.monotonic(), time.thread_time()
 
     @classmethod

@@ -178,14 +178,14 @@ class Blame(StrEnum):
 class Failure(AgentRLError):
     """One trajectory's failure: `blame` is the origin, `kind` is a short stable slug for metrics.
 
-    The default of `kind` is the class's `usual_kind`, or the blame's value if that is empty."""
+    The default of `kind` is the class's `default_kind`, or the blame's value if that is empty."""
 
     blame: Blame = Blame.ENV
-    usual_kind: str = ""
+    default_kind: str = ""
 
     def __init__(self, message: str, *, kind: str | None = None) -> None:
         super().__init__(message)
-        self.kind = kind or self.usual_kind or self.blame.value
+        self.kind = kind or self.default_kind or self.blame.value
 
 
 class ModelFailure(Failure):
@@ -199,13 +199,13 @@ class ToolFailure(Failure):
 class SandboxBusy(ToolFailure):
     """A run waited longer than `queue_seconds` for its turn and was not started."""
 
-    usual_kind = "sandbox_busy"
+    default_kind = "sandbox_busy"
 
 
 class SandboxFailure(ToolFailure):
     """The sandbox itself failed during a run: its process ended or sent an invalid answer. The run may be retried."""
 
-    usual_kind = "sandbox_failure"
+    default_kind = "sandbox_failure"
 
 
 class SandboxInput(AgentRLError, ValueError):

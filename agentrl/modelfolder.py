@@ -19,7 +19,7 @@ _SIZES = re.compile(
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # the keys of config.json for the number of experts
 STATEFUL = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe"}
 """Model types whose layers may have a state (gated delta nets, short convolutions). `is_stateful` finds such layers."""
-SEEING = {"qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"}  # model types with image input
+VISION_MODEL_TYPES = {"qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"}  # model types with image input
 VISION = ("model.visual.", "visual.")  # prefixes of the names of vision weights, in transformers and in folders
 _STATE = re.compile(r".*\blayers\.\d+\.(linear_attn|conv)")
 _PACKED = 8  # maximum number of weights that are stored as one number
@@ -77,7 +77,7 @@ class ImageTokens:
     def of(cls, folder: Path) -> Self | None:
         """Read a folder's `config.json`; None if the model has no image input."""
         config = read_config(folder)
-        if config.get("model_type") not in SEEING:
+        if config.get("model_type") not in VISION_MODEL_TYPES:
             return None
         vision = config.get("vision_config")
         merge = vision.get("spatial_merge_size", 2) if isinstance(vision, dict) else None

@@ -163,12 +163,12 @@ def user_code(what: str) -> Iterator[None]:
     except AgentRLError:
         raise
     except BaseException as error:
-        if stops_the_caller(error):
+        if must_propagate(error):
             raise
         raise PluginError(f"{what} raised {describe_error(error)}") from error
 
 
-def stops_the_caller(error: BaseException) -> bool:
+def must_propagate(error: BaseException) -> bool:
     """Return true if `error` must end the caller: the caller's task is cancelled, or Ctrl-C came outside an event loop
     (a loop handles Ctrl-C itself). All other errors count as the user's. These include `SystemExit` and a
     `CancelledError` that user code raised, since both would end the event loop silently."""

@@ -1,14 +1,14 @@
-"""Our advantages, losses and weights against slime's own functions, on the cases of the acceptance tests.
+"""Compare our advantages, losses and weights with slime's own functions, on the cases of the acceptance tests.
 
     git clone https://github.com/THUDM/slime
     python -m benchmarks.against_slime --slime slime
 
-Prints the table of docs/algorithms.md: per row the largest difference of a value and of a gradient by the log-probs,
-relative to numbers above 1. slime need not be installed: its `loss.py` is imported from the checkout without the
-packages around it, `torch.compile` is off, and the model's pass in it is replaced by given log-probs.
+Prints the table of docs/algorithms.md: for each row the largest difference of a value, and of a gradient by the
+log-probs, relative to numbers above 1. slime need not be installed: its `loss.py` is imported from the checkout without
+the rest of the package. `torch.compile` is off, and given log-probs replace the model's forward pass.
 
-The cases are those on which both define the same: log-ratios within 5, samples with a trained token, groups of two or
-more with unequal rewards, and no tools' tokens where returns run along tokens.
+The cases are limited to what both define alike: log-ratios within 5, samples with a trained token, groups of two or
+more with unequal rewards, and no tool tokens if returns run along tokens.
 """
 
 import argparse
@@ -41,7 +41,7 @@ DEFAULTS: dict[str, Any] = (
     | {"use_opd": False, "custom_advantage_function_path": None, "calculate_per_token_loss": True}
     | {"rollout_top_p": 1.0, "allgather_cp": False, "qkv_format": "thd"}
 )
-"""slime's arguments that its functions read."""
+"""The arguments of slime that its functions read."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Slime:
         return cls(loss, importlib.import_module("slime.rollout._fanout_test_helpers"))
 
     def advantages(self, made: Case, args: Namespace) -> tuple[Tensor, Tensor]:
-        """Advantages and returns [N]; the rewards relative to their group where slime's rollout manager makes them."""
+        """Return advantages and returns [N]. Rewards are relative to their group if slime's rollout manager does so."""
         rewards: list[float] = made.rewards.tolist()
         if args.advantage_estimator not in ("ppo", "reinforce_plus_plus"):
             args.grpo_std_normalization &= args.advantage_estimator != "reinforce_plus_plus_baseline"
@@ -80,7 +80,7 @@ class Slime:
         return torch.cat(data["advantages"]), torch.cat(data["returns"])
 
     def policy(self, made: Case, args: Namespace, log_probs: Tensor) -> Tensor:
-        """The sum over trained tokens of slime's whole policy loss."""
+        """Return the sum over trained tokens of slime's whole policy loss."""
         outputs = {"log_probs": parts(made, log_probs), "entropy": parts(made, torch.zeros_like(log_probs))}
         self.loss.get_log_probs_and_entropy = lambda *_, **__: (None, outputs)
         batch = batch_of(made)
@@ -112,7 +112,7 @@ def batch_of(made: Case) -> dict[str, Any]:
 
 
 def shared(count: int, *, tools: bool) -> Iterator[Case]:
-    """Cases on which both define the same; without `tools` only trained tokens are left."""
+    """Yield cases that both implementations define alike. Without `tools` only trained tokens are kept."""
     found, seeds = 0, itertools.count()
     while found < count:
         made = case(seed := next(seeds))
@@ -163,7 +163,7 @@ class Worst:
 
 
 def estimator(name: str, theirs: Settings | None = None, /, **given: Any) -> "Row":
-    """Advantages and a critic's targets; `theirs` are slime's arguments where they are called otherwise."""
+    """Compare advantages and a critic's targets. `theirs` are slime's arguments with other names or values there."""
     given = {"advantage_estimator": name, "normalize_advantages": False} | given
 
     def compare(slime: Slime, count: int) -> Worst:
@@ -185,7 +185,7 @@ def estimator(name: str, theirs: Settings | None = None, /, **given: Any) -> "Ro
 
 
 def policy(name: str, theirs: Settings | None = None, /, *, old_is_engines: bool = False, **given: Any) -> "Row":
-    """The sum of the policy loss over a case's tokens, and its gradient; `theirs` as in `estimator`, `given` above it."""
+    """Compare the summed policy loss and its gradient. `theirs` is as in `estimator`; `given` overrides `theirs`."""
     given = {"advantage_estimator": name} | given
     arguments = {"eps_clip_high": given.get("eps_clip", 0.2)} | (theirs or {}) | given
 
@@ -235,7 +235,7 @@ def critic(slime: Slime, count: int) -> Worst:
 
 
 def weights(per_token: bool) -> "Row":
-    """What a token counts: the gradient of slime's reducer, divided as its step divides it."""
+    """Compare token weights: the gradient of slime's reducer, divided as slime's training step divides it."""
 
     def compare(slime: Slime, count: int) -> Worst:
         algorithm = algorithm_of(AlgorithmSettings.model_validate({"calculate_per_token_loss": per_token}))

@@ -1,13 +1,13 @@
-"""Learning curves: the calculator demo with each algorithm, and the success on held-out problems every five steps.
+"""Learning curves: the calculator demo with each algorithm, and its success on held-out problems every five steps.
 
     python -m benchmarks.algorithms [--only gspo cispo] [--seeds 0 1] [--json FILE] [--plot docs/algorithms.svg]
 
-1. Everything is the demo's own (`agentrl.demo`: one process, one rollout ahead, 16 prompts x 8 samples, learning rate
-   3e-4, clipping at .2 and .28, a mean over tokens) but for what `RECIPES` names, and 30 steps instead of 20.
-2. Success is that of 200 problems whose operands occur neither in the warm start nor in training, one sample each at
-   temperature 1. An algorithm `learned` if it began at .40 or below and an evaluation found .80 or more.
-3. `--json` keeps the curves, and adds to those that are there; `--plot` draws all of them. Each run is a process of its
-   own, of one to two minutes of CPU; a seed's first one makes its model.
+1. All settings are the demo's (`agentrl.demo`: one process, one rollout ahead, 16 prompts x 8 samples, learning rate
+   3e-4, clipping at .2 and .28, a mean over tokens) except for those in `RECIPES`, and 30 steps instead of 20.
+2. Success is measured on 200 problems whose operands occur neither in the warm start nor in training, with one sample
+   each at temperature 1. An algorithm `learned` if it began at .40 or below and an evaluation found .80 or more.
+3. `--json` stores the curves next to those already in the file; `--plot` draws all of them. Each run is a separate
+   process and takes one to two minutes of CPU; the first run of a seed makes its model.
 """
 
 import argparse
@@ -29,15 +29,15 @@ START, GOAL = 0.40, 0.80
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "grpo": {},
     "dr_grpo": {"grpo_std_normalization": False, "calculate_per_token_loss": False, "loss_denominator": "constant"},
-    # The demo's clipping and token mean are DAPO's. Answers that use the tool have about 32 tokens; from 48 on they cost.
+    # Clipping and token mean are DAPO's. Answers with a tool call have about 32 tokens; above 48 they are penalized.
     "dapo": {
         "dynamic_sampling_filter_path": "agentrl.rollout.filters:nonzero_std",
         "overlong_buffer_len": 32,
         "loss_max_length": 80,
     },
-    # A mean over a sample's tokens moves far less than a token.
+    # A ratio that is a mean over a sample's tokens varies far less than a token's ratio.
     "gspo": {"advantage_estimator": "gspo", "eps_clip": 3e-4, "eps_clip_high": 4e-4, "calculate_per_token_loss": False},
-    # No bound from below, and a wide one from above: weights are clipped there, gradients never.
+    # No lower bound, and a wide upper bound: CISPO clips weights there, never gradients.
     "cispo": {"advantage_estimator": "cispo", "eps_clip": 1.0, "eps_clip_high": 4.0},
     "rloo": {"advantage_estimator": "rloo"},
     "sapo": {"advantage_estimator": "sapo", "eps_clip": None, "eps_clip_high": None},
@@ -46,7 +46,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "pass_at_k": {"advantage_estimator": "pass_at_k", "pass_k": 2},
     "reinforce_plus_plus": {"advantage_estimator": "reinforce_plus_plus"},
     "reinforce_plus_plus_baseline": {"advantage_estimator": "reinforce_plus_plus_baseline"},
-    # The critic starts from the policy's weights; two rollouts are its own, and count as steps.
+    # The critic starts from the policy's weights. The first two rollouts train only the critic, and count as steps.
     "ppo": {
         "advantage_estimator": "ppo",
         "normalize_advantages": True,
@@ -60,7 +60,7 @@ Curves = dict[str, dict[str, list[float]]]
 
 
 def learn(name: str, seed: int, steps: int) -> list[float]:
-    """Success at every evaluation of one run, the first before training."""
+    """Run one training and return the success of every evaluation, the first before training."""
     with tempfile.TemporaryDirectory() as folder:
         form = {"eval_interval": EVERY, **RECIPES[name]}
         asked = {"folder": folder, "seed": seed, "steps": steps, "form": form}
@@ -75,7 +75,7 @@ def row(name: str, seed: int, success: Sequence[float]) -> str:
 
 
 def plot(path: Path, curves: Curves) -> None:
-    """One panel an algorithm, one line a seed, as SVG."""
+    """Draw an SVG with one panel for each algorithm and one line for each seed."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

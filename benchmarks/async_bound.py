@@ -1,10 +1,10 @@
-"""The bound of `benchmarks.async_gain`: the same trajectories by the same rules, simulated, without any cost of ours.
+"""Simulate the bound of `benchmarks.async_gain`: the same trajectories by the same rules, without overhead of agentrl.
 
-1. Rules: a group may start while fewer than (trained + S + 1) x batch have, and a slot is free; its trajectories take
-   slots in order. Step n takes the oldest finished groups, once there is a batch of them and the batches after it can
-   hold every older group before it is more than S rollouts old. Training takes a fixed time; then the weights are new.
-   The bound starts every group as early as it may; a run that needs it later starts it later.
-2. With `partial` the engine stands still while the trainer trains; tools go on.
+1. A group may start while fewer than (trained + S + 1) x batch groups have started and a slot is free. Its trajectories
+   take slots in order. Step n takes the oldest finished groups, once a batch of groups is finished and later batches
+   can take every older group before it is over S rollouts old. Training takes a fixed time, then the weights are new.
+   The bound starts every group as early as allowed; a run that needs a group later starts it later.
+2. With `partial` the engine pauses while the trainer trains; tools continue.
 """
 
 import heapq
@@ -19,7 +19,7 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How a run is laid out: slots are trajectories in flight, a batch is counted in groups."""
+    """The load of a run. Slots are trajectories in flight; a batch is counted in groups."""
 
     staleness: int
     partial: bool = False
@@ -32,7 +32,7 @@ class Load:
 
 @dataclass(slots=True)
 class Played:
-    """What became of a run: when each training began and ended, and when each trajectory did."""
+    """The result of a run: when each training step and each trajectory began and ended."""
 
     trainings: list[Span] = field(default_factory=list)
     trajectories: list[Span] = field(default_factory=list)
@@ -57,7 +57,7 @@ class _Group:
 
 
 def phases(index: int, scale: float) -> Iterator[tuple[bool, float]]:
-    """A trajectory's parts in order: whether it is the engine's, and seconds."""
+    """Yield the phases of a trajectory in order: true if the engine works, and the seconds."""
     for turn in range(1, TURNS + 1):
         yield True, scale * TOKEN_SECONDS * turn_tokens(index, turn)
         yield False, scale * tool_seconds(index, turn)
@@ -97,7 +97,7 @@ class _Simulation:
         return self.load.partial and self._training is not None
 
     def _go_on(self) -> None:
-        """Whatever may begin now, begins."""
+        """Start everything that may start now."""
         if self._training is None and self._ready():
             self._finished.sort(key=lambda group: (group.version, group.number))
             del self._finished[: self.load.batch]
@@ -116,7 +116,7 @@ class _Simulation:
             self._next_phase(trajectory)
 
     def _ready(self) -> bool:
-        """Whether a batch is there, and the ones after it can hold every older group before it is too old."""
+        """Return true if a batch is finished and the later batches can take every older group before it is too old."""
         return len(self._finished) >= self.load.batch and all(
             map(self._in_time, {g.version for g in self._flying.values()})
         )
@@ -162,12 +162,12 @@ class _Simulation:
 
 
 def bound(load: Load, steps: int) -> Played:
-    """The first `steps` steps of a longer run that costs nothing but its tools, its engine and its training."""
+    """Simulate the first `steps` steps of a longer run that spends time only in tools, engine and training."""
     return _Simulation(load, steps).run()
 
 
 def synchronous_seconds(load: Load, steps: int = 100) -> float:
-    """Mean seconds of a synchronous rollout of this load."""
+    """Return the mean seconds of a synchronous rollout of this load."""
     return (
         bound(Load(0, scale=load.scale, slots=load.slots, batch=load.batch, group=load.group), steps).trainings[-1][1]
         / steps
@@ -175,12 +175,12 @@ def synchronous_seconds(load: Load, steps: int = 100) -> float:
 
 
 def share(spans: Iterable[Span], window: Span, of: int = 1) -> float:
-    """How much of `window`, `of` times over, the spans cover."""
+    """Return the share of `window`, times `of`, that the spans cover."""
     begin, end = window
     covered = sum(max(0.0, min(last, end) - max(first, begin)) for first, last in spans)
     return covered / (of * (end - begin))
 
 
 def window(trainings: Sequence[Span], warm: int) -> Span:
-    """From the end of training `warm` to the end of the last one."""
+    """Return the span from the end of training step `warm` to the end of the last one."""
     return trainings[warm - 1][1], trainings[-1][1]

@@ -1,19 +1,19 @@
-"""What staleness buys under heavy-tailed tools: groups trained a second, beside the simulated bound of the same load.
+"""Measure the gain of staleness under heavy-tailed tools: groups trained a second, and the simulated bound of the load.
 
     python -m benchmarks.async_gain [--row-seconds 50] [--scale 1] [--backend local]
 
-1. 16 groups of 8 a batch, 6 turns a trajectory, tools that take 50 ms to 6 s (`benchmarks.slow_tools`), an engine that
-   only delays (`benchmarks.delay_engine`), at most 128 trajectories in flight in every row.
-2. The driver, the rollouts, the ledger, the weights and the trainer are the run's own, on a tiny model. The trainer
-   trains for real and then waits until 30 % (then 100 %) of a synchronous rollout is over, by the simulation's mean
-   rollout; `trains` is what the real part took. A share of training above what was asked says that it took longer.
-3. `bound` is `benchmarks.async_bound`: the same trajectories and steps by the same rules, without any cost of ours.
-   Both are counted over the same steps, from the end of a warm-up on to one of many: the run is broken off there, so
-   that its last stragglers do not count.
-4. `slots` is how many of the 128 were in use, `trainer` how long it was busy. Staleness is counted by the tokens in the
-   ledger. `trained/offered` compares what was trained on with all that came to its end, by the draws: 1 is no bias.
+1. A batch has 16 groups of 8, a trajectory 6 turns. Tools take 50 ms to 6 s (`benchmarks.slow_tools`). The engine
+   only delays (`benchmarks.delay_engine`). At most 128 trajectories are in flight in every row.
+2. Driver, rollouts, ledger, weights and trainer are the run's own, on a tiny model. The trainer trains, then waits
+   until 30 % (then 100 %) of the mean synchronous rollout of the simulation has passed. `trains` is the time without a
+   wait. If the share of training is above the requested share, training itself took longer.
+3. `bound` is `benchmarks.async_bound`: the same trajectories and steps by the same rules, without overhead of agentrl.
+   Both are counted over the same steps, after a warm-up. The run stops at the last of these steps, in the middle of
+   generation, so its last stragglers do not count.
+4. `slots` is the mean number of the 128 slots in use, `trainer` the share of time in which it trains. Staleness is
+   counted by tokens in the ledger. `trained/offered` compares trained trajectories with all finished ones: 1: no bias.
 
-Each row is a process of its own. Eight rows of the default length take about eight minutes.
+Each row is a separate process. Eight rows of the default length take about eight minutes.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from tests.support.tiny_models import make_tiny_model
 from tests.support.versions import staleness, trained_groups
 
 ROWS = {"S = 0": (0, False), "S = 1, partial": (1, True), "S = 1": (1, False), "S = 4": (4, False)}
-"""Staleness, and whether generating stops while the trainer trains."""
+"""Staleness, and true if generation pauses while the trainer trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Plan:
 
 
 def plan(load: Load, seconds: float, backend: str) -> Plan:
-    """As many steps as the bound does in `seconds`; a fifth of them, and enough to fill the pipeline, are warm-up."""
+    """Plan as many steps as the bound does in `seconds`. `staleness + 1` steps, at most a quarter, are warm-up."""
     ends = [end for _, end in bound(load, 200).trainings]
     steps = max(4, sum(end <= seconds for end in ends))
     return Plan(load, steps, max(1, min(load.staleness + 1, steps // 4)), backend)
@@ -67,14 +67,14 @@ def plan(load: Load, seconds: float, backend: str) -> Plan:
 
 
 class Enough(Exception):
-    """The steps that count are over."""
+    """The end of the steps that count."""
 
 
 class Stretched(Trainer):
-    """Trains for real, then waits until the step has taken `seconds`; remembers when it was busy.
+    """Trains, then waits until the step has taken `seconds`. Records the spans in which it was busy.
 
     Raises:
-        Enough: after `steps` steps.
+        Enough: `steps` steps are done.
     """
 
     def __init__(self, real: Trainer, seconds: float, steps: int) -> None:
@@ -112,7 +112,7 @@ class Stretched(Trainer):
 
 
 def row_settings(plan: Plan, folder: Path, url: str) -> RunSettings:
-    """The run's settings; S = 0 is the default form."""
+    """Return the run's settings; S = 0 is the default form."""
     load = plan.load
     asynchronous = {"max_staleness": load.staleness, "partial_rollout": load.partial} if load.staleness else {}
     return RunSettings.from_flat(
@@ -146,7 +146,7 @@ def row_settings(plan: Plan, folder: Path, url: str) -> RunSettings:
 
 
 def run(plan: Plan, folder: Path, url: str) -> dict[str, Any]:
-    """Run the row in this process, and say what was seen."""
+    """Run the row in this process, and return its measurements."""
     load = plan.load
     make_tiny_model(folder / "model", layers=1, hidden_size=32)
     prompts = folder / "prompts.jsonl"
@@ -191,7 +191,7 @@ def run(plan: Plan, folder: Path, url: str) -> dict[str, Any]:
 
 
 def run_apart(plan: Plan) -> dict[str, Any]:
-    """`run` in a process of its own, beside an engine of its own."""
+    """Run `run` in a separate process with its own engine."""
     with tempfile.TemporaryDirectory() as folder, delay_engine(plan.load.scale) as url:
         command = [sys.executable, "-m", "benchmarks.async_gain", "--one", json.dumps([asdict(plan), folder, url])]
         log = Path(folder) / "log"
@@ -207,7 +207,7 @@ def run_apart(plan: Plan) -> dict[str, Any]:
 
 
 def rate(plan: Plan, trainings: Sequence[Span]) -> float:
-    """Groups trained a second, from the end of the warm-up on."""
+    """Return groups trained a second, from the end of the warm-up on."""
     begin, end = window(trainings, plan.warm)
     return plan.load.batch * (len(trainings) - plan.warm) / (end - begin)
 

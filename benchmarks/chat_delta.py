@@ -1,4 +1,4 @@
-"""What a turn's tokens cost: the delta beside a full re-render, and beside tokenising the new text alone (the floor).
+"""Time of a turn's tokens: the delta, a full re-render, and tokenizing the new text alone (the floor).
 
 Run it with the real Qwen3 tokenizer (fetched once from a package registry, see tests/support/assets.py):
 
@@ -51,7 +51,7 @@ def grown(chat: Chat, tokens: int) -> Any:
 
 
 def measure(name: str, history: int) -> tuple[int, float, float, float]:
-    """(tokens of the delta, us of a session's turn, us of a full re-render, us of tokenising the delta's text)."""
+    """Return (tokens of the delta, us of a session's turn, us of a full re-render, us of tokenizing the delta)."""
     chat = make_chat(name)
     session = grown(chat, history)
     ids, result = turn(chat), [{"role": "tool", "content": RESULT}]

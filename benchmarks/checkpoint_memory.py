@@ -2,10 +2,10 @@
 
     python -m benchmarks.checkpoint_memory [--backend megatron fsdp] [--replicas 1 2 4] [--bf16] [--async-save]
 
-A random model of 14 M parameters. Each of `--replicas` data-parallel processes trains a step, saves, and loads; a thread
-reads its resident memory every 2 ms. `own` is its part of the optimizer: float32 weights and two moments. `equal` says
-that the next step after loading has the gradient norm of the step after saving. With `--async-save`, the next step is
-taken while the files are written, and what that step alone takes is subtracted.
+A random model of 14 M parameters. Each of `--replicas` data-parallel processes trains a step, saves, and loads. A
+thread reads the process's resident memory every 2 ms. `own` is the process's part of the optimizer: float32 weights and
+two moments. `equal` says that the step after loading has the gradient norm of the step after saving. With
+`--async-save` the next step runs during the write, and the memory of a step alone is subtracted.
 """
 
 import argparse
@@ -31,7 +31,7 @@ MIB = 2**20
 
 @contextmanager
 def peak(found: dict[str, float], name: str) -> Iterator[None]:
-    """Note by how much the process grows in the block, at its highest, in MiB."""
+    """Record the peak growth of the process in the block, in MiB."""
     process, ended = psutil.Process(), threading.Event()
     before = most = process.memory_info().rss
 
@@ -52,7 +52,7 @@ def peak(found: dict[str, float], name: str) -> Iterator[None]:
 
 
 def measured(rank: int, world: int, port: int, model: str, folder: str, changes: dict[str, Any]) -> dict[str, float]:
-    torch.set_num_threads(1)  # two threads add up in an order that differs from run to run
+    torch.set_num_threads(1)  # with two threads the order of sums differs from run to run
     where, found, batch = RankInfo(rank, world, rank, "127.0.0.1", port), dict[str, float](), make_batch()
     train = settings(Path(model), **changes)
     with backend(train, where=where) as made:
@@ -69,7 +69,7 @@ def measured(rank: int, world: int, port: int, model: str, folder: str, changes:
         else:
             after = made.train(batch, 2)["grad_norm"]
     with backend(train, where=RankInfo(rank, world, rank, "127.0.0.1", port + 1)) as made:
-        made.train(batch, 0)  # the optimizer's state is there
+        made.train(batch, 0)  # creates the optimizer's state
         with peak(found, "load"):
             made.load(Path(folder))
         found["equal"] = float(made.train(batch, 2)["grad_norm"] == after)

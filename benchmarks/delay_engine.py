@@ -1,11 +1,11 @@
-"""An engine that samples nothing: it answers with prepared tokens after a delay a token, in SGLang's protocol.
+"""An engine without a model: it answers with prepared tokens after a delay for each token, in SGLang's protocol.
 
-1. A process of its own with a bare asyncio HTTP server, so that it costs the run next to nothing. Any number of requests
-   go at once and none slows another down.
-2. Every answer is the tool call of `benchmarks.slow_tools` behind some filler; how long it is depends on the session's
-   sample and turn. A request that goes on with an interrupted answer asks for fewer new tokens, and gets the rest.
-3. Pausing ends requests with the tokens they have (`abort`) or freezes them; tokens carry the weight version at which
-   their delay was over. A weight update changes the version and nothing else.
+1. A separate process with a bare asyncio HTTP server, so that the run pays next to nothing. Any number of requests
+   run at once and none slows another down.
+2. Every answer is the tool call of `benchmarks.slow_tools` behind some filler, whose length depends on the session's
+   sample and turn. A request that continues an interrupted answer asks for fewer new tokens, and gets the rest.
+3. Pausing ends requests with the tokens they have (`abort`) or freezes them. A token carries the weight version at the
+   end of its delay. A weight update changes the version and nothing else.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from typing import Any
 
 import orjson
 
-from benchmarks.slow_tools import CALL, CALL_TOKENS, MOST_FILLER, TOKEN_SECONDS, TURNS, turn_tokens
+from benchmarks.slow_tools import CALL, CALL_TOKENS, MAX_FILLER, TOKEN_SECONDS, TURNS, turn_tokens
 from tests.support.tiny_models import make_tokenizer
 
 CONTEXT = 2048
-LONGEST_ANSWER = CALL_TOKENS + MOST_FILLER
-"""What `--rollout-max-response-len` has to be."""
+LONGEST_ANSWER = CALL_TOKENS + MAX_FILLER
+"""The required value of `--rollout-max-response-len`."""
 FILLER = " the"
 
 
 @dataclass(slots=True)
 class _Request:
-    """One `/generate` under way: its answer, and how much of it there is."""
+    """One `/generate` in flight: its answer, and the number of tokens that are already sampled."""
 
     connection: "_Connection"
     rid: str
@@ -45,7 +45,7 @@ class _Request:
 
 
 class _Engine:
-    """The state behind all connections."""
+    """The state that all connections share."""
 
     def __init__(self, token_seconds: float, ids: Sequence[int], pieces: Sequence[str], filler: int) -> None:
         self.delay, self.version, self.paused = token_seconds, "", False
@@ -106,13 +106,13 @@ class _Engine:
         request.timer = asyncio.get_running_loop().call_later(left, self._end, request, "stop")
 
     def _stop_clock(self, request: _Request) -> None:
-        """Count the tokens that are over; they are the present version's."""
+        """Count the tokens whose delay has passed, under the current weight version."""
         if request.timer is None:
             return
         request.timer.cancel()
         request.timer = None
         done = int((time.monotonic() - request.since) / self.delay)
-        request.given = min(len(request.ids) - 1, request.given + done)  # with the last one it is at its end
+        request.given = min(len(request.ids) - 1, request.given + done)  # the last token ends the request
         request.spans.append((self.version, request.given))
 
     def _pause(self, mode: str) -> None:
@@ -124,7 +124,7 @@ class _Engine:
                 self._stop_clock(request)
 
     def forget(self, request: _Request) -> None:
-        """Its client has gone."""
+        """Remove a request whose client has disconnected."""
         self._stop_clock(request)
         self._live.pop(request.rid, None)
 
@@ -208,7 +208,7 @@ def _serve(listening: socket.socket, token_seconds: float) -> None:
 
 @contextmanager
 def delay_engine(scale: float) -> Iterator[str]:
-    """The address of an engine in a process of its own; all its seconds are multiplied by `scale`."""
+    """Yield the address of an engine in a separate process. All its seconds are multiplied by `scale`."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
     context = multiprocessing.get_context("fork")
     process = context.Process(target=_serve, args=(listening, TOKEN_SECONDS * scale), daemon=True)

@@ -1,15 +1,15 @@
-"""Tokens per CPU-second of the embedded engine beside padded `model.generate` and beside what no engine can beat.
+"""Tokens per CPU-second of the embedded engine, of padded `model.generate`, and of a bound that no engine can beat.
 
     python -m benchmarks.embedded_engine [--sizes .85M 7M 29M] [--models random trained] [--loads single multi siblings]
 
 1. Loads: `single`, prompts of 100 to 200 tokens, 64 new ones; `multi`, 4 turns, 32 new tokens and 20 new prompt tokens a
    turn; `siblings`, groups of 8 that share a prompt of 128 tokens, 64 new ones each. Temperature 0.9, top-p 0.95.
-2. Models: Qwen3 with a vocabulary of 4096; `random` has flat distributions, `trained` has learnt a page of `docs/` in
-   40 steps of AdamW, and is asked to go on with pieces of it: its distributions are peaked.
-3. The bound is the matrix products and the attention of the same load alone, in the fastest forms that we know, sequences
-   in step, no prefix read twice, nor what siblings have in common: no norms, no rope, no activations, no sampling, nothing else of a loop.
-4. One torch thread and CPU time of the process; the three take turns, the median ratio counts. Wall time means little on
-   a shared machine, and so do absolute rates. The first go of each is left out: memory that nobody has touched is slow.
+2. Models: Qwen3 with a vocabulary of 4096. `random` has flat distributions. `trained` memorized a page of `docs/` in
+   40 steps of AdamW and continues pieces of that page: its distributions are peaked.
+3. The bound is only the matrix products and the attention of the same load, in the fastest forms that we know, with
+   sequences in lockstep and each shared prefix computed once. It has no norms, RoPE, activations, sampling or loop.
+4. One torch thread; CPU time of the process. The three alternate, and the median ratio counts. Wall time and absolute
+   rates mean little on a shared machine. The first round of each is left out: it touches new memory, which is slow.
 """
 
 import argparse
@@ -61,14 +61,14 @@ def make_model(layers: int, hidden: int) -> Any:
 
 
 def text() -> Ids:
-    """The words of docs/ as ids, the commonest first."""
+    """Return the words of docs/ as ids, the most frequent first."""
     words = " ".join(file.read_text() for file in sorted(Path(__file__).parents[1].glob("docs/*.md"))).split()
     known = {word: i for i, (word, _) in enumerate(Counter(words).most_common(VOCABULARY - 1), start=1)}
     return [known[word] for word in words if word in known]
 
 
 def train(model: Any, ids: Ids, steps: int = 40) -> float:
-    """Learn the beginning of `ids` by heart; gives the mean entropy of the next token there, in nats."""
+    """Memorize the beginning of `ids`. Returns the mean entropy of the next token there, in nats."""
     page = torch.tensor(ids[:256]).reshape(4, 64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
@@ -81,7 +81,7 @@ def train(model: Any, ids: Ids, steps: int = 40) -> float:
 
 
 class Embedded:
-    """The engine; `fresh` forgets what is cached."""
+    """The engine; `fresh` empties its caches."""
 
     def __init__(self, model: Any) -> None:
         own = copy.deepcopy(model)  # the attention's name is written into the shared config
@@ -104,7 +104,7 @@ class Embedded:
 
 
 class Padded:
-    """transformers alone: one padded batch, no memory of earlier ones."""
+    """transformers alone: one padded batch, no cache between turns."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -125,7 +125,7 @@ class Padded:
 
 
 class Bound:
-    """Nothing but the products and the attention."""
+    """Only the matrix products and the attention."""
 
     def __init__(self, model: Any) -> None:
         config = model.config
@@ -233,7 +233,7 @@ LOADS = {"single": single, "multi": multi, "siblings": siblings}
 
 
 def measure(model: Any, load: Callable[[Generate, Ids, int], int], ids: Ids, conversations: int, repeat: int) -> str:
-    """One row: rates, and ratios to padded generate."""
+    """Return one row: rates, and ratios to padded generate."""
     engines = (Padded(model), Embedded(model), Bound(model))
     rates: list[list[float]] = []
     for engine in engines:

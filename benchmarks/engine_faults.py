@@ -1,13 +1,13 @@
-"""Kill or stop a built-in engine at random moments of a run: it must end as planned with every token right.
+"""Kill or stop a built-in engine at random moments of a run. The run must end as planned with every token right.
 
     python -m benchmarks.engine_faults --moments 20 --max-staleness 1
     python -m benchmarks.engine_faults --moments 20 --engines 1 --fault kill "kill the guard"
     python -m benchmarks.engine_faults --moments 20 --engines 1 --fault "stop and continue" --pause 60
 
-At a random time of a 12-step run one engine is killed (`SIGKILL` for all its processes, or for its guard alone), stopped
-(`SIGSTOP`), or stopped and let go on after a while (`SIGCONT`). The same life of the run must end at the planned step; the
-ledger must prove that no group was lost and each was trained once; and each trained token's log-prob must be the one of the
-weights whose version the engine named, computed anew from that version's checkpoint. Prints one line a moment and a
+At a random time of a 12-step run one engine is killed (`SIGKILL` for all its processes, or for its parent alone),
+stopped (`SIGSTOP`), or stopped and continued after a while (`SIGCONT`). The run must reach the planned step without a
+restart. The ledger must prove that no group was lost and each was trained once. Each trained token's log-prob must be
+that of the weight version that the engine named, computed again from its checkpoint. Prints a line a moment and a
 summary. A moment takes about a minute.
 """
 

@@ -1,14 +1,14 @@
-"""Labelled model answers that others published, in one form: what `benchmarks.grader_errors` counts on.
+"""Collect labelled model answers that others published, in one format: the input of `benchmarks.grader_errors`.
 
     python -m benchmarks.foreign_answers DIR [SOURCE...]
 
-Clones each source's repository into DIR/git (skipped where DIR/git/OWNER+NAME is a git directory already), reads the
+Clones each source's repository into DIR/git (skipped if DIR/git/OWNER+NAME is already a git directory), reads the
 files of the pinned commit, and writes DIR/SOURCE.jsonl.gz: one answer a line, {"source", "grader", "id", "response",
-"label", "metadata", "right"}. `right` is the verdict that was published with the answer, or null where none was. A
-published verdict is another program's and sometimes wrong. Where the readers of `benchmarks.grader_errors` differed
-from it or from one another the answer was looked at: those verdicts are in foreign_verdicts.tsv beside this file
-(source, id, right, reason). Right is an answer whose final claim equals the label, in whatever form; not right is one
-that states none, or several, or a rounded value of an exact label. An "unclear" one is left out.
+"label", "metadata", "right"}. `right` is the verdict that was published with the answer, or null if none was. A
+published verdict is another program's and sometimes wrong. Where the readers of `benchmarks.grader_errors` disagreed
+with a verdict or with each other, we read the answer: our verdicts are in foreign_verdicts.tsv beside this file
+(source, id, right, reason). An answer is right if its final claim equals the label, in any form. It is not right if
+it states no claim, several claims, or a rounded value of an exact label. An "unclear" answer is left out.
 """
 
 import gzip
@@ -57,7 +57,7 @@ class Repository:
         return sorted(listed.decode().strip("\0").split("\0"))
 
     def has(self, path: str) -> bool:
-        """Whether the file's content is there: some copies of a repository lack its largest files."""
+        """Return true if the file's content exists: some copies of a repository lack its largest files."""
         try:
             self._git("cat-file", "-e", f"{self.commit}:{path}")
         except subprocess.CalledProcessError:
@@ -76,12 +76,12 @@ class Repository:
 
 
 def fraction(key: str, one_in: int) -> bool:
-    """Whether `key` is in a sample of one in so many, the same in every run."""
+    """Return true for one in `one_in` keys, the same in every run."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) % one_in == 0
 
 
 def grade_school_math(files: Repository) -> Iterator[Answer]:
-    """GSM8K by GPT-3 (6B and 175B, finetuned and with a verifier): the last line is "A: 18"."""
+    """Yield GSM8K by GPT-3 (6B and 175B, finetuned and with a verifier): the last line is "A: 18"."""
     for at, row in enumerate(files.rows("grade_school_math/data/example_model_solutions.jsonl")):
         label = row["ground_truth"].rsplit("A:", 1)[1].strip()
         for model in ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification"):
@@ -90,14 +90,14 @@ def grade_school_math(files: Repository) -> Iterator[Answer]:
 
 
 def tora(files: Repository) -> Iterator[Answer]:
-    """GSM8K by ToRA: a program, its output, and a sentence with a box."""
+    """Yield GSM8K by ToRA: a program, its output, and a sentence with a box."""
     for model in ("tora-70b-v1.0", "tora-code-34b-v1.0"):
         for row in files.rows(f"src/outputs/llm-agents/{model}/gsm8k/test_tora_-1_seed0_t0.0_s0_e1319.jsonl"):
             yield Answer("gsm8k-tora", "gsm8k", f"{model}:{row['idx']}", row["code"][0], row["gt"], None)
 
 
 def rho(files: Repository) -> Iterator[Answer]:
-    """GSM8K and 500 problems of MATH by Rho-1: announced answers, and programs with a box behind."""
+    """Yield GSM8K and 500 problems of MATH by Rho-1: announced answers, and programs followed by a box."""
     with zipfile.ZipFile(io.BytesIO(files.read("rho-1/outputs.zip"))) as packed:
         for path in sorted(name for name in packed.namelist() if name.endswith(".jsonl")):
             model, benchmark = path.split("/")[1:3]
@@ -111,14 +111,14 @@ def rho(files: Repository) -> Iterator[Answer]:
 
 
 def qwen(files: Repository) -> Iterator[Answer]:
-    """100 problems of MATH by Qwen2.5-Math, eight samples each."""
+    """Yield 100 problems of MATH by Qwen2.5-Math, eight samples each."""
     for row in files.rows("evaluation/data/eval_rm_maj_example/math_cot_100.jsonl"):
         for at, (response, right) in enumerate(zip(row["code"], row["score"], strict=True)):
             yield Answer("math-qwen", "math", f"sample{at}:{row['idx']}", response, row["answer"], right)
 
 
 def sky(files: Repository) -> Iterator[Answer]:
-    """MATH-500, OlympiadBench, AMC and AIME by six models that box; one of them reasons at length and often never ends."""
+    """Yield MATH-500, OlympiadBench, AMC and AIME by six models that box; one reasons long and often never ends."""
     outputs = "skythought/Qwen2.5-Math/evaluation/outputs/"
     for folder, thinks in (
         ("Qwen/Qwen2.5-14B-Instruct", False),
@@ -139,14 +139,14 @@ def sky(files: Repository) -> Iterator[Answer]:
                     continue
                 for row in files.rows(path):
                     name = f"{folder.rsplit('/', 1)[1]}:{benchmark}/{row['idx']}"
-                    # `gt` is made smaller and sometimes damaged; OlympiadBench has nothing else.
+                    # `gt` is normalized and sometimes damaged; OlympiadBench has no other label.
                     label = row["answer"] if benchmark == "math500" else row["gt"]
                     source = f"math-sky-{'thoughts' if thinks else kind}"
                     yield Answer(source, "math", name, row["code"][0], label, row["score"][0])
 
 
 def mathcoder(files: Repository) -> Iterator[Answer]:
-    """SVAMP and DeepMind's Mathematics by MathCoder: turns of prose, code and its output."""
+    """Yield SVAMP and DeepMind's Mathematics by MathCoder: turns of prose, code and its output."""
     for model, benchmark, stamp in (
         ("MathCoder-CL-7b", "SVAMP", "20230917-2306"),
         ("MathCoder-L-70b", "SVAMP", "20230918-2240"),
@@ -161,7 +161,7 @@ def mathcoder(files: Repository) -> Iterator[Answer]:
 
 
 def mmlu_pro(files: Repository) -> Iterator[Answer]:
-    """MMLU-Pro (up to ten choices) by 29 models: one question in 40."""
+    """Yield MMLU-Pro (up to ten choices) by 29 models: one question in 40."""
     for path in files.paths("eval_results/"):
         if not path.endswith("_5shots.zip"):
             continue
@@ -174,7 +174,7 @@ def mmlu_pro(files: Repository) -> Iterator[Answer]:
             # One file has strings among its rows.
             if not isinstance(row, dict) or not fraction(str(row["question_id"]), 40):
                 continue
-            # Base models go on with a question of their own; "Question:" is where the benchmark stops them.
+            # Base models continue with a question of their own. The benchmark stops them at "Question:".
             response = (row.get("generated_text") or row.get("model_outputs") or "").split("\nQuestion:")[0]
             metadata = {"choices": row["options"]}
             name = f"{model}:{row['question_id']}"
@@ -182,7 +182,7 @@ def mmlu_pro(files: Repository) -> Iterator[Answer]:
 
 
 def big_bench_hard(files: Repository) -> Iterator[Answer]:
-    """The multiple-choice tasks of BIG-Bench Hard by code-davinci-002, step by step."""
+    """Yield the multiple-choice tasks of BIG-Bench Hard by code-davinci-002, step by step."""
     for path in files.paths("code-davinci-002-outputs/code-davinci-002-cot/"):
         if not path.endswith(".json"):
             continue
@@ -197,9 +197,9 @@ def big_bench_hard(files: Repository) -> Iterator[Answer]:
 
 
 def gaokao(files: Repository) -> Iterator[Answer]:
-    """Chinese university entrance examinations by GPT-4: questions with one choice, and blanks in mathematics.
+    """Yield Chinese university entrance examinations by GPT-4: questions with one choice, and blanks in mathematics.
 
-    The prompt asks for the marks <eoe> and <eoa>, for the benchmark's own script; they are taken out.
+    The prompt asks for the marks <eoe> and <eoa>, for the benchmark's own script; they are removed.
     """
     for path in files.paths("Results/gpt_4_0314_obj/"):
         if path.endswith("MCQs.json"):
@@ -221,7 +221,7 @@ def gaokao(files: Repository) -> Iterator[Answer]:
 
 
 def ifeval(files: Repository) -> Iterator[Answer]:
-    """IFEval by GPT-4, with the verdicts of the official checker."""
+    """Yield IFEval by GPT-4, with the verdicts of the official checker."""
     asked = {row["prompt"]: row for row in files.rows("data/input_data.jsonl")}
     for row in files.rows("data/test_output/eval_results_strict.jsonl"):
         prompt = asked[row["prompt"]]
@@ -248,7 +248,7 @@ VERDICTS = Path(__file__).with_name("foreign_verdicts.tsv")
 
 
 def verdicts() -> dict[tuple[str, str], bool | None]:
-    """What was found on looking at the answer: whether it is right, None where nobody can tell."""
+    """Return our verdict of each answer that we read: true if it is right, None if it is unclear."""
     known = {"true": True, "false": False, "unclear": None}
     rows = [line.split("\t") for line in VERDICTS.read_text(encoding="utf-8").splitlines()]
     return {(source, name): known[right] for source, name, right, _ in rows}

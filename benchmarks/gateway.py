@@ -1,12 +1,12 @@
-"""The gateway's CPU beside a plain proxy, and its memory.
+"""CPU of the gateway beside a plain proxy, and memory of the gateway.
 
     python -m benchmarks.gateway [--turns 20] [--rounds 4] [--words 3000] [--profile FILE]
 
-1. A client sends chat completions with 20 tools, adds the answer and a result of 300 words, and sends all again. The
-   engine is a process that answers at once, always with the same call.
-2. `plain` reads the body as JSON, writes another model's name into it, and sends it on with aiohttp, in the same process
-   and behind the same server. Client and engine do not count: the process's own clock measures. Rounds alternate.
-3. Memory is what the process grows by while it keeps `--sessions` sessions, over the tokens in their trees.
+1. A client sends chat completions with 20 tools, appends the answer and a result of 300 words, and sends all again. The
+   engine is a process that answers at once, always with the same tool call.
+2. `plain` reads the body as JSON, replaces the model's name, and forwards the body with aiohttp, in the same process
+   and behind the same server. Only the CPU time of this process counts, not client and engine. Rounds alternate.
+3. Memory is the growth of the process while it keeps `--sessions` sessions, divided by the tokens in their trees.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""How often the graders are wrong on answers that nobody here wrote, beside two plainer readers.
+"""Error rates of the graders on answers that others published, beside two simpler readers.
 
     python -m benchmarks.foreign_answers DIR
     python -m benchmarks.grader_errors DIR/*.jsonl.gz [--all]
 
-Prints the table of docs/graders.md: per source how many right answers each reader refused, and how many wrong ones it
-paid. `--all` lists each error. An answer without a verdict is right or wrong if all readers say so; one on which they
-differ is not counted but told, so that its verdict can be written down (see `benchmarks.foreign_answers`).
+Prints the table of docs/graders.md: for each source how many right answers each reader refused, and how many wrong
+answers it paid. `--all` lists each error. An answer without a verdict is right or wrong if all readers agree. If they
+disagree, the answer is printed and not counted, so that someone can add a verdict (see `benchmarks.foreign_answers`).
 """
 
 import gzip
@@ -21,19 +21,19 @@ from agentrl.rm_hub import Grade, grade_many
 
 READERS = ("agentrl strict", "agentrl lenient", "small reader", "math_verify alone")
 AVAILABLE = {"math": 4, "gsm8k": 4, "gpqa": 3}
-"""How many of the readers there are for a grader: math_verify reads no choices, and of other graders there is one."""
+"""How many readers support a grader: math_verify reads no choices, and other graders have only the first reader."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """One answer, and what each reader gave it: None where the reader does not exist for its grader."""
+    """One answer, and the verdict of each reader: None if the reader does not support the answer's grader."""
 
     row: dict[str, Any]
     paid: tuple[bool | None, ...]
 
     @property
     def right(self) -> bool | None:
-        """Whether the answer is right; None where nobody published it and the readers differ."""
+        """Return true if the answer is right; None without a published verdict if the readers disagree."""
         said = {paid for paid in self.paid if paid is not None}
         published: bool | None = self.row["right"]
         return published if published is not None else said.pop() if len(said) == 1 else None
@@ -52,13 +52,13 @@ def paid(rm_type: str, answers: Sequence[dict[str, Any]], more: dict[str, str]) 
 
 
 def failed(failure: GraderFailure) -> bool:
-    """A failure pays nothing, and is seen."""
+    """Return false for a failure, and print it."""
     print(f"failure: {failure}", file=sys.stderr)
     return False
 
 
 def read(answers: Sequence[dict[str, Any]]) -> list[Read]:
-    """What the readers say of the answers to one grader."""
+    """Return the verdicts of the readers on answers to one grader."""
     name = answers[0]["grader"]
     asked: list[tuple[str, dict[str, str]]] = [
         (name, {}),
@@ -72,7 +72,7 @@ def read(answers: Sequence[dict[str, Any]]) -> list[Read]:
 
 
 def line(source: str, grader: str, answers: Sequence[Read]) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     cells = [source, f"`{grader}`"]
     for right in (True, False):
         known = [one for one in answers if one.right is right]
@@ -83,7 +83,7 @@ def line(source: str, grader: str, answers: Sequence[Read]) -> str:
 
 
 def errors(answers: Sequence[Read]) -> Iterator[str]:
-    """What each reader got wrong, and what nobody has decided."""
+    """Yield the errors of each reader, and the answers without a verdict."""
     for one in answers:
         where = f"{one.row['source']} {one.row['id']}, label {one.row['label']!r}: ...{one.row['response'][-200:]!r}"
         if one.right is None:

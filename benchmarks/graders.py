@@ -1,14 +1,14 @@
-"""What a grade costs: graders in worker processes beside a plain call in this process (the floor).
+"""Cost of a grade: graders in worker processes, and a plain call in this process (the floor).
 
     python -m benchmarks.graders [GRADER...]
     python -m benchmarks.graders FILE...
 
-Per grader, on the labelled answers of tests/conformance/rm_hub (several rounds of them): microseconds of CPU a plain call
-takes (p50, p99) and items a second of CPU it makes; items a second through one worker process, and through one a core.
-The "plain" of a grader that compares strings is far below what a process costs; it runs there for the deadline. Then
-GSM8K's 1,319 gold answers in the words of its solutions, and the lag of the event loop that all of it is driven from.
+For each grader, on the labelled answers of tests/conformance/rm_hub (several rounds): CPU microseconds of a plain call
+(p50, p99) and its items per CPU second; items a second through one worker process, and through one for each core.
+A grader that compares strings costs far less than a process: it runs in a process only for the deadline. At the end:
+GSM8K's 1,319 gold answers in the words of its solutions, and the lag of the event loop that drives all of this.
 
-With files of answers (`python -m benchmarks.foreign_answers` makes them) only the plain calls, per source.
+With files of answers (from `python -m benchmarks.foreign_answers`), only plain calls run, for each source.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ LONG = 1_000_000
 
 
 def plain(name: str, work: Work) -> list[float]:
-    """CPU seconds of each call in this process, after a first round that loads and warms."""
+    """Return the CPU seconds of each call in this process, after a warm-up round."""
 
     def one(response: str, label: Any, metadata: dict[str, Any]) -> float:
         started = time.process_time()
@@ -51,7 +51,7 @@ def plain(name: str, work: Work) -> list[float]:
 
 
 async def pooled(name: str, work: Work, processes: int) -> tuple[list[float], float]:
-    """Seconds from asking to grade for each item, and of all of them together, with 64 asked for at once."""
+    """Return the seconds from request to grade of each item, and the total seconds, with 64 requests in flight."""
     taken: list[float] = []
     left = iter(work)
     settings = RmHubSettings(grader_processes=processes, grader_timeout=60.0)
@@ -67,7 +67,7 @@ async def pooled(name: str, work: Work, processes: int) -> tuple[list[float], fl
                         raise
                 taken.append(time.perf_counter() - started)
 
-        # One item a worker first: starting processes is not what is measured.
+        # Grade one item on each worker first: process startup is not measured.
         async with anyio.create_task_group() as group:
             for _ in range(processes):
                 group.start_soon(pool.grade, name, *work[0])
@@ -84,7 +84,7 @@ def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
 
 
 def row(name: str, grader: str, work: Work) -> None:
-    """One line of the table."""
+    """Return one line of the table."""
     alone = plain(grader, work)
     p50, p99 = percentiles(alone)
     rate = len(work) / sum(alone)
@@ -96,7 +96,7 @@ def row(name: str, grader: str, work: Work) -> None:
 
 
 async def lags(do: Callable[[GraderRunner], Any], timeout: float) -> tuple[float, float]:
-    """(largest lag of a 1 ms timer, largest CPU time of this thread between two of its ticks), in ms."""
+    """Return (largest lag of a 1 ms timer, largest CPU time of this thread between two of its ticks), in ms."""
     wall: list[float] = []
     own: list[float] = []
 
@@ -107,7 +107,7 @@ async def lags(do: Callable[[GraderRunner], Any], timeout: float) -> tuple[float
             wall.append(time.perf_counter() - before - 0.001)
             own.append(time.thread_time() - cpu)
 
-    # One process less than there are cores: with all of them taken the timer would measure the machine.
+    # Use one process less than there are cores. With all cores taken the timer would measure the machine.
     processes = max(1, (os.cpu_count() or 2) - 1)
     settings = RmHubSettings(grader_processes=processes, grader_timeout=timeout)
     async with GraderRunner(settings, preload=["exact_match"]) as pool, anyio.create_task_group() as group:
@@ -141,7 +141,7 @@ async def hanging_answers(pool: GraderRunner) -> None:
 
 
 def foreign(paths: Sequence[str]) -> None:
-    """CPU of plain calls on answers from files, a line a source and one a grader."""
+    """Measure the CPU of plain calls on answers from files: one line for each source and for each grader."""
     works: dict[tuple[str, str], list[tuple[str, Any, dict[str, Any]]]] = defaultdict(list)
     for answer in (row for path in paths for row in rows(path)):
         works[answer["grader"], answer["source"]].append((answer["response"], answer["label"], answer["metadata"]))
@@ -169,7 +169,7 @@ def main() -> None:
 
 
 def conformance(names: Sequence[str]) -> None:
-    """The tables of docs/graders.md: plain calls and workers, and the lag of the event loop."""
+    """Print the tables of docs/graders.md: plain calls and workers, and the lag of the event loop."""
     print(f"{'':30} {'plain call in this process':>29} {'one worker':>17} {f'{os.cpu_count()} workers':>17}")
     print(
         f"{'grader':14} {'items':>6} {'p50 us':>9} {'p99 us':>9} {'items/s':>9} {'items/s':>10} {'ratio':>6} {'items/s':>10} {'ratio':>6}"

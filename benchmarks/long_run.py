@@ -2,8 +2,8 @@
 
     python -m benchmarks.long_run [--rollouts 400] [--max-staleness 2]
 
-Prints the resident memory in MiB of driver, rollout worker, trainer and engine (its guard included) at each quarter of
-the run, and how much more the last is than the first. It takes five to ten minutes.
+Prints the resident memory in MiB of driver, rollout worker, trainer and engine (all its processes) at each quarter of
+the run, and the growth from the first to the last. It takes five to ten minutes.
 """
 
 import argparse
@@ -20,7 +20,7 @@ ROLES = ("driver", "rollout_worker", "trainer", "engine")
 
 
 def resident(pids: list[int]) -> float:
-    """MiB of these processes; an engine's is its guard's child."""
+    """Return the MiB of these processes and of the children of parent watchdogs (engines run under one)."""
     found = [psutil.Process(pid) for pid in pids]
     guarded = [
         child
@@ -43,13 +43,13 @@ def main() -> None:
     options = parser.parse_args()
     form = {"max_staleness": options.max_staleness, "partial_rollout": options.partial_rollout}
     with tempfile.TemporaryDirectory() as folder:
-        # Other prompts in each rollout, and more than fit once: two epochs.
+        # Each rollout has other prompts. Two epochs: more prompts than the first needs.
         kit = RunKit.make(Path(folder), prompts=2 * options.rollouts)
         run = kit.start(kit.arguments(num_rollout=options.rollouts, save_interval=50, keep_checkpoints=1, **form))
         print(f"{'rollouts':>8}" + "".join(f"{role:>16}" for role in ROLES), flush=True)
         rows = []
         for quarter in range(1, 5):
-            # The last look comes a little before the end, while everything is still there.
+            # The last reading is shortly before the end, while all processes still run.
             wanted = quarter * options.rollouts // 4 - (2 if quarter == 4 else 0)
             run.until(partial(reached, run, wanted), timeout=1800)
             rows.append([resident(run.processes()[role]) for role in ROLES])

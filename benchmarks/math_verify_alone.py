@@ -1,4 +1,4 @@
-"""math_verify without a reader in front of it, for the table of `benchmarks.grader_errors`: it finds the answer itself."""
+"""math_verify without another reader, for the table of `benchmarks.grader_errors`: it finds the answer itself."""
 
 from collections.abc import Mapping
 from typing import Any

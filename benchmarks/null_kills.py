@@ -1,13 +1,13 @@
-"""Kill a run with a trainer that computes nothing, again and again: no group may be lost or trained twice.
+"""Kill a run whose trainer computes nothing, repeatedly: no group may be lost or trained twice.
 
     python -m benchmarks.null_kills --kills 1000
 
-1. Everything but the trainer is real: driver, coordinator, worker, ledger, checkpoint folders, weight updates by disk. The
-   engine is `benchmarks.delay_engine`. The whole run is one process, as with `--backend local`.
-2. `SIGKILL` ends the process up to half a second after it has written a checkpoint. One life in five is killed while it
-   starts. The same command goes on. A run writes a checkpoint every 1, 2, 3 or 5 steps.
-3. After `--kills-in-a-run` kills the run goes on to its planned end. The ledger must then prove that each group was trained
-   once at most, and each step with the planned groups. Prints a line a run.
+1. Everything but the trainer is real: driver, coordinator, worker, ledger, checkpoint folders, weight updates by disk.
+   The engine is `benchmarks.delay_engine`. The whole run is one process, as with `--backend local`.
+2. `SIGKILL` ends the process up to half a second after it has written a checkpoint. One process in five is killed while
+   it starts. The same command resumes the run. A run writes a checkpoint every 1, 2, 3 or 5 steps.
+3. After `--kills-in-a-run` kills the run continues to its planned end. The ledger must then prove that each group was
+   trained at most once, and each step with the planned groups. Prints a line for each run.
 """
 
 import argparse
@@ -31,17 +31,17 @@ from agentrl.run.weights import DiskWeights
 from agentrl.runfolder import LEDGER, RunFolder
 from agentrl.train.checkpoints import latest, writing
 from benchmarks.delay_engine import LONGEST_ANSWER, delay_engine
-from benchmarks.slow_tools import CALL_TOKENS, MOST_FILLER, TOKEN_SECONDS
+from benchmarks.slow_tools import CALL_TOKENS, MAX_FILLER, TOKEN_SECONDS
 from tests.support.audit import audit_ledger
 from tests.support.tiny_models import make_tiny_model
 
 GROUPS, STALENESS = 4, 2
 _LATENCY = 0.03  # mean seconds of an answer
-_PATIENCE = 120.0  # seconds in which a life has to write a checkpoint, and the last one to end
+_PATIENCE = 120.0  # seconds in which a process must write a checkpoint; the last one has ten times as many to end
 
 
 class NullTrainer(Trainer):
-    """Learns nothing, and writes a checkpoint of nothing."""
+    """Trains nothing, and writes an empty checkpoint."""
 
     async def train(self, batch: Batch, step: int) -> Mapping[str, float]:
         return {"loss": 0.0}
@@ -71,14 +71,14 @@ class NullTrainer(Trainer):
 async def start(
     settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Progress
 ) -> AsyncIterator[Components]:
-    """The parts of a run without a trainer."""
+    """Start the parts of a run without a trainer."""
     urls, trainer = settings.engine.rollout_external_engine_addrs or (), NullTrainer()
     async with LedgerRollouts.open(settings, folder, urls, None if resume is None else resume.step) as rollouts:
         yield Components(rollouts, trainer, DiskWeights(folder, trainer, rollouts.engines))
 
 
 def settings(folder: Path, url: str, steps: int, save_interval: int) -> dict[str, Any]:
-    """Settings of the run by flat name."""
+    """Return the settings of the run by flat name."""
     return {
         "engine": "external",
         "rollout_external_engine_addrs": (url,),
@@ -102,13 +102,13 @@ def settings(folder: Path, url: str, steps: int, save_interval: int) -> dict[str
 
 
 def live(chosen: dict[str, Any], log: Path) -> None:
-    """One life of a run."""
+    """Run the command in this process until it ends or is killed."""
     with log.open("w", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
         sys.exit(train(RunSettings.from_flat(chosen), start))
 
 
 class KilledRun:
-    """A run that is killed `kills` times and then ends; `problems` are what contradicts the contract."""
+    """A run that is killed `kills` times and then ends; `problems` lists the violations of the contract."""
 
     def __init__(self, number: int, kills: int, url: str, folder: Path) -> None:
         self._rng, self._folder, self._most = random.Random(number), folder, kills
@@ -118,12 +118,12 @@ class KilledRun:
         self.kills, self.early, self.problems = 0, 0, list[str]()
 
     def kill(self) -> None:
-        """Kill one life after the other, until `kills` are dead or the run ends by itself."""
+        """Start and kill processes until `kills` are dead or the run ends by itself."""
         while self.kills < self._most and self._life(early=self._rng.random() < 0.2):
             self.kills += 1
 
     def end(self) -> str:
-        """Let the run come to its end, and audit it."""
+        """Let the run reach its end, and audit its ledger."""
         life = self._begin()
         life.join(10 * _PATIENCE)
         if life.exitcode != 0:
@@ -143,10 +143,10 @@ class KilledRun:
         )
 
     def _life(self, *, early: bool) -> bool:
-        """Begin a life and kill it; false if it was over before."""
+        """Start a process and kill it. Returns false if it ended before the kill."""
         life, before = self._begin(), self._newest()
         if early:
-            time.sleep(self._rng.uniform(0, 2))  # the moment is the fault that is injected
+            time.sleep(self._rng.uniform(0, 2))  # the random moment is the injected fault
             self.early += 1
         else:
             until = time.monotonic() + _PATIENCE
@@ -178,8 +178,8 @@ class KilledRun:
 
 
 def run(number: int, kills: int) -> KilledRun:
-    """Kill run `number` so often, and print its line."""
-    scale = _LATENCY / (TOKEN_SECONDS * (CALL_TOKENS + MOST_FILLER / 2))
+    """Kill run `number` `kills` times, and print its line."""
+    scale = _LATENCY / (TOKEN_SECONDS * (CALL_TOKENS + MAX_FILLER / 2))
     with tempfile.TemporaryDirectory() as name, delay_engine(scale) as url:
         folder = Path(name)
         make_tiny_model(folder / "model", layers=1, hidden_size=32)

@@ -1,11 +1,11 @@
-"""What corrections do for stale tokens: the calculator demo at a high learning rate, sampled by weights 4 rollouts old.
+"""Effect of corrections for stale tokens: the calculator demo at a high learning rate, with weights 4 rollouts old.
 
     python -m benchmarks.off_policy [--seeds 0 1 2] [--steps 20] [--lr 6e-4] [--staleness 4] [--only tis mis]
 
-1. Each form is one run for each seed from the demo's model, one after the other, and differs from the demo
-   in learning rate, staleness and correction only.
-2. Success is that on held-out problems after half of the steps and at the end. Means over the last half of the rollouts: `stale` (staleness), `off` (mean
-   |log trainer - log engine|), `ess` (effective sample size of the ratios), `cut` (share of tokens whose weight was bounded or masked).
+1. Each form is one run for each seed from the demo's model. It differs only in learning rate, staleness and correction.
+2. Success is that on held-out problems after half of the steps and at the end. The other columns are means over the
+   last half of the rollouts: `stale` (staleness), `off` (mean |log trainer - log engine|), `ess` (effective sample size
+   of the ratios), `cut` (share of tokens whose weight was truncated or masked).
 """
 
 import argparse
@@ -33,13 +33,13 @@ FORMS: dict[str, Form] = {
     "sapo": {"advantage_estimator": "sapo", "eps_clip": None, "eps_clip_high": None},
     "mis+opsm": {"use_tis": True, "tis_mode": "mask", "tis_clip_low": 0.5, "use_opsm": True},
 }
-"""S = 0; stale with the ratio to the trainer's own log-probs; with the ratio to the engine's (the default), also with noise on
-them; corrected; other algorithms."""
+"""S = 0; stale with the ratio to the trainer's own log-probs; the ratio to the engine's (the default), then with added
+noise; corrections; other algorithms."""
 
 
 def add_noise(args: object, samples: list[Sample]) -> bool:
-    """Add N(0, .1) to the engine's log-prob of each trained token, as an engine that computes otherwise would. A group filter that
-    keeps every group."""
+    """Add N(0, .1) to the engine's log-prob of each trained token, like an engine with other numerics.
+    A group filter that keeps every group."""
     for sample in samples:
         noise = random.Random(sample.index)
         pairs = zip(sample.rollout_log_probs or (), sample.loss_mask or (), strict=True)
@@ -48,7 +48,7 @@ def add_noise(args: object, samples: list[Sample]) -> bool:
 
 
 def measured(options: argparse.Namespace, name: str, seed: int, folder: Path) -> dict[str, Any]:
-    """One run; the table's columns."""
+    """Run one form and return the table's columns."""
     form = {"lr": options.lr, "max_staleness": options.staleness} | FORMS[name]
     form |= {"eval_before_train": False, "eval_interval": options.steps // 2}
     run = demo(options, folder, seed, form)

@@ -1,10 +1,10 @@
-"""What balancing and packing save, on lengths as agent rollouts have them (lognormal).
+"""Savings by balancing and packing, on lognormal lengths like those of agent rollouts.
 
 Run: python benchmarks/packing.py [--samples 1024] [--ranks 8] [--max-tokens 16384] [--trials 20]
 
 Each row is one way to place the same samples. "padding" is the share of computed tokens that are padding; "slowest
-rank" is the largest rank's computed tokens over the mean of real tokens, so 1.00 is perfect and 1.50 means that the
-step takes half as long again; "passes" is the number of microbatches a rank; "plan ms" the time to make the plan.
+rank" is the largest rank's computed tokens over the mean of real tokens: 1.00 is perfect, and at 1.50 the step takes
+half as long again. "passes" is the number of microbatches a rank; "plan ms" the time to make the plan.
 """
 
 import argparse
@@ -26,7 +26,7 @@ class Result:
 
 
 def computed_tokens(lengths: list[int], made: PackingPlan, *, pad_to_longest: bool) -> list[int]:
-    """Tokens that each rank computes, padding included."""
+    """Return the tokens that each rank computes, padding included."""
     sizes = [padded(length, made.alignment) for length in lengths]
     if not pad_to_longest:
         return [sum(sizes[i] for mb in rank for i in mb) for rank in made.ranks]

@@ -1,14 +1,14 @@
-"""How the code grader judges published solutions, and programs that solve something else.
+"""Check how the code grader judges published solutions, and programs that solve something else.
 
     python -m benchmarks.published_programs [--right] HumanEval.jsonl.gz mbpp.jsonl LeetCodeDataset-v0.3.1-test.jsonl.gz ...
 
 The files are those of github.com/openai/human-eval (data/), github.com/google-research/google-research (mbpp/) and
 github.com/newfacade/LeetCodeDataset (data/), as JSONL, gzipped or not, or a JSON list. Of each item are scored: the
-published solution, also as a method of class Solution and without its imports, which must get 1; its functions
-returning None, and the next item's solution under this item's name, which must get 0 unless the tests accept them
-(`--right` leaves these out). LeetCode's solutions are scored as its site takes them, without imports: with the preamble of
-the data set, which defines ListNode and TreeNode, and without one. Then come twenty programs with 1 to 5 MB of output.
-Prints counts for each file, and the items that came out otherwise with the reason.
+published solution, also as a method of class Solution and without its imports, which must get 1. Its functions
+returning None, and the next item's solution under this item's name, must get 0 unless the tests accept them
+(`--right` skips both). LeetCode's solutions are scored as its site takes them, without imports: once with the preamble
+of the data set, which defines ListNode and TreeNode, and once without. Then twenty programs print 1 to 5 MB each.
+Prints counts for each file, and each item with an unexpected score and its reason.
 """
 
 import ast
@@ -24,13 +24,13 @@ from agentrl.errors import GraderFailure
 from agentrl.rm_hub import RmHubSettings, grade_many
 
 _WRONG = ("returning None", "another item's solution")
-"""Kinds of programs that must not be paid."""
+"""Kinds of programs that must score 0."""
 _SETTINGS = RmHubSettings(code_test_timeout=120, code_timeout=240)
-"""Limits that a busy machine keeps: speed is not the subject."""
+"""Limits that hold on a busy machine: speed is not measured."""
 
 
 class Item(NamedTuple):
-    """A published problem: its name, solution, the tested function, and tests as the grader takes them."""
+    """A published problem: its name, solution, the tested function, and tests in the grader's form."""
 
     name: str
     solution: str
@@ -39,7 +39,7 @@ class Item(NamedTuple):
 
 
 def read(path: Path) -> Iterator[Item]:
-    """The items of a file of HumanEval or MBPP."""
+    """Yield the items of a file of HumanEval, MBPP or LeetCodeDataset."""
     text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
     rows = json.loads(text) if text.lstrip().startswith("[") else map(json.loads, text.splitlines())
     for row in rows:
@@ -53,7 +53,7 @@ def read(path: Path) -> Iterator[Item]:
 
 
 def stub(item: Item) -> str:
-    """The solution with each function's body gone."""
+    """Return the solution with each function's body replaced by `return None`."""
     tree = ast.parse(item.solution)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
@@ -62,13 +62,13 @@ def stub(item: Item) -> str:
 
 
 def other(item: Item, neighbour: Item) -> str:
-    """Another item's solution under this item's name."""
+    """Return another item's solution under this item's name."""
     return f"{neighbour.solution}\n\n{item.entry} = {neighbour.entry}\n"
 
 
 def in_class(item: Item) -> str:
-    """The solution in LeetCode's form: its tested function is a method of class Solution, and imports are gone but those
-    under names of its own (`heapq as hq`)."""
+    """Return the solution in LeetCode's form: its tested function is a method of class Solution. Imports are removed
+    except those under another name (`heapq as hq`)."""
     tree = ast.parse(item.solution)
     body = [n for n in tree.body if not isinstance(n, ast.Import | ast.ImportFrom) or any(a.asname for a in n.names)]
     method = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == item.entry)
@@ -82,13 +82,13 @@ def in_class(item: Item) -> str:
 
 
 def _tested(code: str, tests: list[str]) -> str:
-    """The last function of the solution that the tests call."""
+    """Return the last function of the solution that the tests call."""
     names = [node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
     return [name for name in names if any(f"{name}(" in test.replace(" (", "(") for test in tests)][-1]
 
 
 def large_outputs() -> Iterator[Item]:
-    """Programs that print, and functions that return, one to five megabytes."""
+    """Return programs that print, and functions that return, one to five megabytes."""
     for mega in range(1, 6):
         count = mega * 145_000
         numbers, word = list(range(count)), "ab c" * (mega * 262_144)
@@ -108,7 +108,7 @@ def _called(argument: int, value: Any) -> dict[str, Any]:
 
 
 def groups(items: list[Item], *, only_right: bool) -> dict[str, tuple[list[str], list[dict[str, Any]]]]:
-    """The programs of each kind, and their labels."""
+    """Return the programs of each kind, and their labels."""
     labels = [item.label for item in items]
     found = {"published solutions": ([item.solution for item in items], labels)}
     if all(re.search(r"^class Solution\b", item.solution, re.MULTILINE) for item in items):
@@ -123,7 +123,7 @@ def groups(items: list[Item], *, only_right: bool) -> dict[str, tuple[list[str],
 
 
 def judge(name: str, kind: str, items: list[Item], programs: list[str], labels: list[dict[str, Any]]) -> list[str]:
-    """Print a line of the table; returns what came out otherwise than it should."""
+    """Print a line of the table. Returns the items with an unexpected score."""
     answers = [f"```python\n{program}\n```" for program in programs]
     work: list[tuple[str, Any, dict[str, Any]]] = [
         (answer, label, {}) for answer, label in zip(answers, labels, strict=True)

@@ -1,9 +1,9 @@
-"""CPU cost of the rollout client: milliseconds of the client process a model turn, beside bare aiohttp + orjson.
+"""CPU of the rollout client: milliseconds of the client process for a model turn, beside bare aiohttp + orjson.
 
     python benchmarks/rollout_client.py [--trajectories 64 256 1024] [--turns 6] [--delay 0.5]
 
-1. The server is a process of its own that answers every `/generate` after a fixed delay with 64 tokens and their
-   log-probs in SGLang's form. It samples nothing: only the client's cost is of interest.
+1. The server is a separate process that answers every `/generate` after a fixed delay with 64 tokens and their
+   log-probs in SGLang's form. It has no model: only the client's cost is measured.
 2. A trajectory starts with 4096 prompt ids; every turn adds 64 sampled and 64 observed ones and sends the whole
    conversation again. All trajectories of a row run at once.
 3. Every row is measured after a warm-up of one turn a trajectory, which opens the connections. CPU is
@@ -36,7 +36,7 @@ Drive = Callable[[str, int, int], Awaitable[None]]
 
 
 async def drive(pool: EnginePool, n_trajectories: int, turns: int) -> None:
-    """All trajectories at once through this house's pool and sample record."""
+    """Run all trajectories at once through agentrl's pool and sample record."""
 
     async def trajectory(index: int) -> None:
         sample = Sample(index=index, session_id=f"bench-{index}")
@@ -53,7 +53,7 @@ async def drive(pool: EnginePool, n_trajectories: int, turns: int) -> None:
 
 
 async def drive_floor(session: aiohttp.ClientSession, url: str, n_trajectories: int, turns: int) -> None:
-    """The same traffic with aiohttp and orjson and nothing around them."""
+    """Run the same traffic with only aiohttp and orjson."""
 
     async def trajectory(index: int) -> None:
         tokens, log_probs = list(PROMPT), []
@@ -73,7 +73,7 @@ async def drive_floor(session: aiohttp.ClientSession, url: str, n_trajectories: 
 
 
 async def measure_client(url: str, n_trajectories: int, turns: int) -> float:
-    """CPU ms a turn of `drive`."""
+    """Return the CPU ms of a turn of `drive`."""
     settings = EngineSettings(sglang_server_concurrency=4096)
     async with EnginePool([url], settings, vocab_size=200_000) as pool:
         await drive(pool, n_trajectories, 1)
@@ -83,7 +83,7 @@ async def measure_client(url: str, n_trajectories: int, turns: int) -> float:
 
 
 async def measure_floor(url: str, n_trajectories: int, turns: int) -> float:
-    """CPU ms a turn of `drive_floor`."""
+    """Return the CPU ms of a turn of `drive_floor`."""
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
     ) as session:
@@ -97,7 +97,7 @@ async def measure_floor(url: str, n_trajectories: int, turns: int) -> float:
 
 
 def answer_body() -> bytes:
-    """One answer as a real server writes it."""
+    """Return one answer as a real server writes it."""
     ids = [1000 + i for i in range(NEW_TOKENS)]
     meta = {
         "id": "0" * 32,
@@ -121,7 +121,7 @@ def answer_body() -> bytes:
 
 
 def serve(listening: socket.socket, delay: float) -> None:
-    """Answer every POST after `delay` seconds; runs until it is ended."""
+    """Answer every POST after `delay` seconds until the process is ended."""
     import uvicorn
     from starlette.types import Receive, Scope, Send
 
@@ -142,7 +142,7 @@ def serve(listening: socket.socket, delay: float) -> None:
 
 
 def start_server(delay: float) -> tuple[BaseProcess, str]:
-    """Start the server process; returns it and its address."""
+    """Start the server process. Returns the process and its address."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(4096)

@@ -1,14 +1,14 @@
-"""What a rollout costs the process that plays it: chat, tools, engine client, grader and ledger, beside bare traffic.
+"""CPU of a rollout in its process: chat, tools, engine client, grader and ledger, beside bare HTTP traffic.
 
     python -m benchmarks.rollout_path [--trajectories 64 256 1024] [--turns 6] [--in-flight 10000]
 
-1. The engine is a process of its own that answers every `/generate` after a fixed delay with a tool call of the real
-   Qwen3 tokenizer's tokens and their log-probs in SGLang's form. It samples nothing.
-2. A trajectory starts with a prompt of about 900 tokens, which the eight of its group share, and has an environment with
-   two async tools. The built-in grader `gsm8k` runs in its own processes; groups go into a real ledger.
-3. The floor is aiohttp and orjson: it sends as many ids in as many bodies and reads the same answers, in the same run.
-4. CPU is `time.process_time` of this process: the graders' and the engine's do not count. Every row is measured after a
-   warm-up of one turn a trajectory, which opens the connections.
+1. The engine is a separate process that answers every `/generate` after a fixed delay with a tool call: tokens of the
+   real Qwen3 tokenizer and their log-probs in SGLang's form. It has no model.
+2. A trajectory starts with a prompt of about 900 tokens, which its group of eight shares. Its environment has
+   two async tools. The built-in grader `gsm8k` runs in separate processes; groups go into a real ledger.
+3. The floor is aiohttp and orjson: as many ids in as many request bodies, and the same answers, in the same run.
+4. CPU is `time.process_time` of this process, without the graders and the engine. Every row is measured after a
+   warm-up of one turn for each trajectory, which opens the connections.
 """
 
 import argparse
@@ -59,7 +59,7 @@ from tests.support.chats import make_chat
 
 GROUP = 8
 PROMPT_WORDS = 690
-"""Words that make a prompt of about 900 tokens, the tools' schemas included."""
+"""Words of a prompt that has about 900 tokens with the tools' schemas."""
 CALLS = (
     "<think>\nI need the rows first: the table of last year has them, and the value is in its third column.\n</think>\n\n"
     '<tool_call>\n{"name": "look_up", "arguments": {"query": "value of last year", "limit": 3}}\n</tool_call><|im_end|>',
@@ -94,7 +94,7 @@ async def calculate(expression: str) -> str:
 
 
 class TwoTools(Environment):
-    """Never ends by itself: the number of turns is the row's."""
+    """Never ends by itself: the row sets the number of turns."""
 
     tools = (look_up, calculate)
 
@@ -104,7 +104,7 @@ class TwoTools(Environment):
 
 @dataclass
 class Bench:
-    """What every measurement needs: the engine's address, the chat, the graders and a folder."""
+    """The inputs of every measurement: the engine's address, the chat, the graders and a folder."""
 
     url: str
     chat: Chat
@@ -112,10 +112,10 @@ class Bench:
     folder: Path
     made: int = 0
     began: float = 0.0
-    """CPU seconds when the first group was leased."""
+    """CPU seconds at the lease of the first group."""
 
     def prompts(self, groups: int) -> Path:
-        """A file of prompts that nobody has seen yet."""
+        """Write a file of new prompts."""
         self.made += 1
         path = self.folder / f"prompts-{self.made}.jsonl"
         rng = random.Random(self.made)
@@ -125,14 +125,14 @@ class Bench:
 
     @asynccontextmanager
     async def opened(self, transport: HttpTransport | None = None) -> AsyncIterator[EnginePool]:
-        """A pool without connections."""
+        """Open a pool without connections."""
         async with AsyncExitStack() as stack:
             own = await stack.enter_async_context(transport or HttpTransport(EngineSettings()))
             settings = EngineSettings(sglang_server_concurrency=20_000)
             yield EnginePool([self.url], settings, vocab_size=self.chat.vocab_size, transport=own)
 
     async def play(self, pool: EnginePool, trajectories: int, turns: int) -> list[Group]:
-        """Play so many trajectories at once, and take them out of the ledger as the trainer would."""
+        """Play `count` trajectories at once, and take them out of the ledger as the trainer would."""
         groups = trajectories // GROUP
         data = DataSettings(prompt_data=str(self.prompts(groups)), label_key="label")
         settings = RolloutSettings(
@@ -160,7 +160,7 @@ class Bench:
 
 
 async def measure_ours(bench: Bench, trajectories: int, turns: int) -> float:
-    """CPU ms a model turn of the whole path."""
+    """Return the CPU ms of a model turn of the whole path."""
     async with bench.opened() as pool:
         await bench.play(pool, trajectories, 1)
         start = time.process_time()
@@ -173,7 +173,7 @@ async def measure_ours(bench: Bench, trajectories: int, turns: int) -> float:
 
 
 async def measure_first_request(bench: Bench, trajectories: int) -> float:
-    """CPU ms from the lease of the first group until the first request is written, without any open connection."""
+    """Return the CPU ms from the lease of the first group to the first written request, with no open connection."""
     written: list[float] = []
 
     class Watched(HttpTransport):
@@ -197,7 +197,7 @@ async def measure_first_request(bench: Bench, trajectories: int) -> float:
 
 
 async def measure_floor(bench: Bench, trajectories: int, turns: int) -> float:
-    """CPU ms a model turn of the same traffic with aiohttp and orjson and nothing around them."""
+    """Return the CPU ms of a model turn of the same traffic with only aiohttp and orjson."""
     prompt, observed = [5000 + i for i in range(900)], [6000 + i for i in range(70)]
     params = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=1024, skip_special_tokens=True).to_wire()
 
@@ -229,7 +229,7 @@ async def measure_floor(bench: Bench, trajectories: int, turns: int) -> float:
 
 
 def cpu_us(function: Callable[[], object], repeat: int = 200) -> float:
-    """Median CPU microseconds of a call."""
+    """Return the median CPU microseconds of a call."""
     function()
     times = []
     for _ in range(repeat):
@@ -240,7 +240,7 @@ def cpu_us(function: Callable[[], object], repeat: int = 200) -> float:
 
 
 def parts(bench: Bench, answers: Sequence[bytes]) -> list[tuple[str, float, str, float]]:
-    """(part, its us, what its floor is, the floor's us); the first three are once a group or trajectory."""
+    """Return (part, its us, the floor's name, the floor's us). The first three run once for a group or trajectory."""
     chat, schemas = bench.chat, TwoTools().toolbox.schemas
     rng = random.Random(0)
     texts = iter([" ".join(rng.choices(WORDS, k=PROMPT_WORDS)) for _ in range(500)])
@@ -291,7 +291,7 @@ def _one_turn(session: ChatSession, ids: list[int], result: list[dict[str, Any]]
 
 
 def _finished(tokens: int, seed: int) -> Sample:
-    """A finished sample whose numbers are objects of their own, as an engine's answers give them."""
+    """Make a finished sample whose numbers are separate objects, as in parsed answers of an engine."""
     rng = random.Random(seed)
     sample = Sample(group_index=0, index=seed, reward=1.0, status=Sample.Status.COMPLETED)
     sample.set_prompt_tokens([rng.randrange(1000, 150_000) for _ in range(min(900, tokens // 2))])
@@ -306,7 +306,7 @@ def _finished(tokens: int, seed: int) -> Sample:
 
 
 def kept_bytes(bench: Bench) -> float:
-    """Bytes a token of finished samples that wait in the queue to be trained on."""
+    """Return the bytes a token of finished samples that wait in the queue for training."""
     groups, tokens = 8, 8192
     data = DataSettings(prompt_data=str(bench.prompts(groups)), label_key="label")
     args = Args({**RolloutSettings(n_samples_per_prompt=GROUP).model_dump(), **data.model_dump()})
@@ -326,7 +326,7 @@ def kept_bytes(bench: Bench) -> float:
 
 
 def answer_bodies(chat: Chat) -> list[bytes]:
-    """The answers as a real server writes them, one a tool."""
+    """Return the answers as a real server writes them, one for each tool."""
     bodies = []
     for text in CALLS:
         ids = chat.encode(text)
@@ -348,7 +348,7 @@ def answer_bodies(chat: Chat) -> list[bytes]:
 
 
 class Connection(asyncio.Protocol):
-    """Answers every whole request after the delay; the bodies take turns."""
+    """Answers every complete request after the delay; the bodies alternate."""
 
     def __init__(self, answers: Sequence[bytes], delay: float) -> None:
         self._answers, self._delay = answers, delay
@@ -378,7 +378,7 @@ class Connection(asyncio.Protocol):
 
 
 def serve(listening: socket.socket, answers: Sequence[bytes], delay: float) -> None:
-    """Runs until it is ended."""
+    """Serve until the process is ended."""
 
     async def run() -> None:
         server = await asyncio.get_running_loop().create_server(
@@ -390,7 +390,7 @@ def serve(listening: socket.socket, answers: Sequence[bytes], delay: float) -> N
 
 
 def start_server(answers: Sequence[bytes], delay: float) -> tuple[BaseProcess, str]:
-    """Start the engine's process; returns it and its address."""
+    """Start the engine's process. Returns the process and its address."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     process = multiprocessing.get_context("fork").Process(target=serve, args=(listening, answers, delay), daemon=True)

@@ -1,12 +1,12 @@
-"""Rollout workers in processes of their own, beside one: CPU a model turn of workers and coordinator, and turns a second.
+"""Rollout workers in separate processes, beside one: CPU a model turn of workers and coordinator, and turns a second.
 
     python -m benchmarks.rollout_workers [--workers 1 2 1 2] [--rollouts 12] [--latency 0.08]
     python -m benchmarks.rollout_workers --workers 2 --latency 4 --concurrency 1024 --groups 512 --surplus 128 --rollouts 2
 
 1. `agentrl rollout` plays groups of 8 samples with 3 turns each, with a tool that takes no time. The engine
    (`benchmarks.delay_engine`) answers after a delay and computes nearly nothing.
-2. With one worker the process of the command plays too, and its row has no figures of the coordinator alone.
-3. `bound` is what the machine's processors could do with the CPU of all processes, the engine's included.
+2. With one worker the process of the command plays too, and its row has no separate figures of the coordinator.
+3. `bound` is the rate at which the CPU of all processes, the engine's included, would fill the machine's processors.
 4. The first quarter of the rollouts is warm-up. Rows run one after another; compare them within one run.
 5. The second command shows the requests in flight. Without a surplus they would fall at the end of each rollout.
 """
@@ -28,7 +28,7 @@ import psutil
 from agentrl import Environment, Sample, Step, tool
 from agentrl.envs import Turn
 from benchmarks.delay_engine import LONGEST_ANSWER, delay_engine
-from benchmarks.slow_tools import CALL_TOKENS, MOST_FILLER, TOKEN_SECONDS
+from benchmarks.slow_tools import CALL_TOKENS, MAX_FILLER, TOKEN_SECONDS
 from tests.support.tiny_models import make_tiny_model
 
 GROUP, TURNS = 8, 3
@@ -54,7 +54,7 @@ class Light(Environment):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What had been spent at one moment: CPU seconds of the command, its workers and the engine, and the wall clock."""
+    """CPU seconds of the command, its workers and the engine at one moment, and the wall clock."""
 
     command: float
     workers: float
@@ -84,7 +84,7 @@ def reading(command: psutil.Process, engine: psutil.Process) -> Reading:
 def rollout(
     folder: Path, url: str, workers: int, rollouts: int, groups: int, surplus: int, concurrency: int
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The command, and its end."""
+    """Start the command, and wait for its end."""
     values: dict[str, object] = {
         "engine": "external",
         "rollout-external-engine-addrs": url,
@@ -122,7 +122,7 @@ def finished(folder: Path) -> list[dict[str, float]]:
 
 
 def row(workers: int, rollouts: int, groups: int, surplus: int, latency: float, concurrency: int) -> str:
-    scale = latency / (TOKEN_SECONDS * (CALL_TOKENS + MOST_FILLER / 2))
+    scale = latency / (TOKEN_SECONDS * (CALL_TOKENS + MAX_FILLER / 2))
     with tempfile.TemporaryDirectory() as name, delay_engine(scale) as url:
         folder, warm = Path(name), max(1, rollouts // 4)
         make_tiny_model(folder / "model", layers=1, hidden_size=32)

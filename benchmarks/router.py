@@ -1,17 +1,17 @@
-"""The router under many foreign clients: its CPU beside bare proxies, and how much of what could be reused is.
+"""The router under many foreign clients: its CPU beside bare proxies, and the share of reusable ids that are reused.
 
     python benchmarks/router.py [--clients 512] [--turns 6] [--engines 2] [--repeats 3] [--httpx]
 
-1. A client is a conversation: it sends its whole text, adds the answer and a question of 40 words, and sends again; or it
-   does so with ids. It is aiohttp, names no session, and all clients talk at once.
-2. An engine is a process that answers with 64 random ids whose text encodes to other ids, after 50 ms, and remembers every
-   id of every prompt and answer, as a prefix cache without bounds. It says how many ids of a prompt it knew.
-3. `bare aiohttp`: uvicorn and aiohttp, nothing else: read the body, take the next engine in turn, send the bytes on.
-   `bare httpx` (by --httpx, for it takes minutes): uvicorn, Starlette and httpx, whose pool of connections looks at each of
-   them again and again. `router`: `agentrl router`.
-4. CPU is user and system time of the proxy's process over all requests but those of a warm-up; of texts the router also
-   makes the ids, which behind a bare proxy the engines do. `reused` is the share of
-   ids of the turns before (prompts and answers as the engines had them) that the engine asked next had in its cache.
+1. A client is a conversation: it sends its whole text, appends the answer and a question of 40 words, and sends again;
+   or it does so with ids. It uses aiohttp and names no session, and all clients run at once.
+2. An engine is a process that answers after 50 ms with 64 random ids whose text encodes to other ids. It keeps every
+   id of every prompt and answer, as an unlimited prefix cache. It reports how many ids of a prompt were cached.
+3. `bare aiohttp`: only uvicorn and aiohttp: read the body, take the next engine in turn, forward the bytes.
+   `bare httpx` (with --httpx, because it takes minutes): uvicorn, Starlette and httpx, whose pool scans its connections
+   for each request. `router`: `agentrl router`.
+4. CPU is user and system time of the proxy's process over all requests except a warm-up. From texts the router also
+   makes the ids; behind a bare proxy the engines make them. `reused` is the share of
+   ids of earlier turns (prompts and answers as the engines had them) that the next engine had in its cache.
 """
 
 import argparse
@@ -148,7 +148,7 @@ def serve(app: Any, listener: socket.socket) -> None:
 
 @contextlib.contextmanager
 def forked(work: Any, *args: Any) -> Iterator[tuple[int, str]]:
-    """`work(listener, *args)` in a process of its own; gives its id and address."""
+    """Run `work(listener, *args)` in a separate process. Yields its id and address."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     pid = os.fork()
     if not pid:
@@ -177,7 +177,7 @@ def routed(engines: list[str]) -> Iterator[tuple[int, str]]:
 async def talk(
     session: aiohttp.ClientSession, url: str, rng: random.Random, turns: int, ids: list[int] | None
 ) -> tuple[int, int]:
-    """One conversation, as text or as `ids`; how many ids could have been reused, and how many were."""
+    """Play one conversation, as text or as `ids`. Returns how many ids could have been reused, and how many were."""
     text, before, could, was = text_of(rng, 400), 0, 0, 0
     for _ in range(turns):
         prompt = {"text": text} if ids is None else {"input_ids": ids}
@@ -193,7 +193,7 @@ async def talk(
 
 
 async def measure(pid: int, url: str, clients: int, turns: int, form: str, seed: int) -> tuple[float, float]:
-    """Milliseconds of CPU a request, and the share of ids that were reused."""
+    """Return the CPU milliseconds of a request, and the share of ids that were reused."""
     process = psutil.Process(pid)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         rngs = [random.Random(f"{seed} {i}") for i in range(2 * clients)]

@@ -1,9 +1,9 @@
-"""What a run in the sandbox costs, beside starting a bare interpreter (the floor) in the same minute.
+"""Cost of a run in the sandbox, beside starting a bare interpreter (the floor) in the same minute.
 
     python -m benchmarks.sandbox
 
 Prints milliseconds (p50, p99) of stateless programs and of a session's cells, one after another, for each backend that
-works here, with sympy and numpy preloaded; then what becomes of 64 programs that are asked for at once.
+works here, with sympy and numpy preloaded; then the results of 64 programs that are started at once.
 """
 
 import statistics
@@ -27,7 +27,7 @@ HEAVIER = "import sympy; x = sympy.Symbol('x'); print(sympy.factor(x**6 - 1))"
 
 
 async def timed(action: Callable[[], Awaitable[object]], runs: int = RUNS) -> list[float]:
-    """Milliseconds of each run, in ascending order."""
+    """Return the milliseconds of each run, in ascending order."""
     for _ in range(3):
         await action()
     times = []
@@ -39,7 +39,7 @@ async def timed(action: Callable[[], Awaitable[object]], runs: int = RUNS) -> li
 
 
 def right(run: Callable[[], Awaitable[RunResult]], expected: str = "") -> Callable[[], Awaitable[object]]:
-    """The run, ended with an error where it fails or prints something else: a failure is no time to report."""
+    """Wrap a run so that it raises SystemExit if it fails or prints something else: a failure is no valid time."""
 
     async def checked() -> None:
         result = await run()
@@ -55,7 +55,7 @@ def row(name: str, times: list[float], floor: float) -> None:
 
 
 async def bare() -> list[float]:
-    """The floor: an interpreter that starts and ends."""
+    """Measure the floor: an interpreter that starts and ends."""
     command = [find_interpreter(by_others=False).executable, "-I", "-S", "-c", "pass"]
 
     async def once() -> None:

@@ -1,10 +1,10 @@
-"""Search: how often the right passage is found, how many questions one core serves, and what a large index takes.
+"""Search: how often the right passage is found, how many questions one core serves, and the cost of a large index.
 
 `python -m benchmarks.search` prints
-1. recall@5 (any and all supporting paragraphs) of BM25 over HotpotQA's paragraphs, and of dense retrieval where
+1. recall@5 (any and all supporting paragraphs) of BM25 over HotpotQA's paragraphs, and of dense retrieval if
    `--encoder DIR` names a sentence-embedding model;
-2. questions a second through `agentrl retrieval` held to one core, asked in batches and one by one, beside the index
-   called directly in the same run (the floor);
+2. questions a second through `agentrl retrieval` limited to one core, asked in batches and one by one, beside direct
+   calls of the index in the same run (the floor);
 3. build, save and map of a synthetic index of a million passages (`--passages`), with the memory of each.
 """
 
@@ -29,13 +29,13 @@ Search = Callable[[list[str], int], list[list[object]]]
 
 
 def questions() -> list[tuple[str, set[str]]]:
-    """HotpotQA's questions with the titles of their supporting paragraphs."""
+    """Return HotpotQA's questions with the titles of their supporting paragraphs."""
     rows = map(json.loads, (HOTPOT / "questions.jsonl").read_text(encoding="utf-8").splitlines())
     return [(row["question"], set(row["titles"])) for row in rows]
 
 
 def recall(index: BM25Index | DenseIndex, k: int = 5) -> tuple[float, float]:
-    """Share of questions with any, and with all, supporting paragraphs among the best `k`."""
+    """Return the share of questions with any, and with all, supporting paragraphs among the best `k`."""
     asked = questions()
     found = [{hit.title for hit in hits} for hits in index.search([question for question, _ in asked], k)]
     any_gold = sum(bool(titles & gold) for titles, (_, gold) in zip(found, asked, strict=True))
@@ -65,7 +65,7 @@ def throughput(index: BM25Index, count: int = 3_000) -> None:
 
 
 async def served(url: str, texts: list[str], size: int, workers: int) -> float:
-    """Questions a second through the server, when each worker asks `size` at a time; the client may join them."""
+    """Return questions a second through the server if each worker asks `size` at a time. The client may batch them."""
     parts = iter([texts[at : at + size] for at in range(0, len(texts), size)])
     async with RetrievalClient(url, cache_size=0) as client:
 
@@ -81,7 +81,7 @@ async def served(url: str, texts: list[str], size: int, workers: int) -> float:
 
 
 def synthetic(count: int) -> Iterator[Passage]:
-    """Passages of 60 words, drawn from a vocabulary of 200,000 with Zipf's frequencies."""
+    """Yield passages of 60 words, drawn from a vocabulary of 200,000 with Zipf frequencies."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -93,7 +93,7 @@ def synthetic(count: int) -> Iterator[Passage]:
 
 
 def large(count: int) -> None:
-    """Each part in a process of its own, so that its peak memory is its own."""
+    """Measure each part in a separate process, to get the peak memory of that part."""
     with tempfile.TemporaryDirectory() as folder:
         for part in ("build", "map"):
             subprocess.run(
@@ -141,7 +141,7 @@ def part(name: str, count: int, folder: str) -> None:
 
 
 def memory(field: str) -> float:
-    """MiB by a line of /proc/self/status: VmHWM is the peak, RssAnon leaves out mapped files."""
+    """Read MiB from a line of /proc/self/status: VmHWM is the peak, RssAnon leaves out mapped files."""
     found = re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found.group(1)) / 1024

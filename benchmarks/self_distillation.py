@@ -2,10 +2,10 @@
 
     python -m benchmarks.self_distillation [--seeds 0 1] [--lr 6e-4] [--kl-coef 0.3]
 
-1. The shipped model cannot read hints. `agentrl sft` teaches it on 4,096 conversations: with a second user message,
-   which names the expression, it calls the tool correctly. Without the message it guesses, except in a share `--skill`.
+1. The shipped model cannot read hints, so `agentrl sft` teaches it on 4,096 conversations. With a second user message,
+   which names the expression, it calls the tool correctly. Without it the model guesses, except for a share `--skill`.
 2. `grpo` is the demo from this model. `self` adds `--use-opd --opd-type self`: the teacher sees the hint, the student
-   does not. `self alone` has the teacher and no rewards. The teacher of `frozen` is the model before training, behind
+   does not. `self alone` has the teacher and no rewards. In `frozen` the teacher is the model before training, behind
    `agentrl serve`. All else is equal. Held-out problems have no hints.
 3. A row has the success at every second rollout, and the first rollout at or above the goal. A run takes a minute.
 """
@@ -46,7 +46,7 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
 
 
 async def conversations(count: int, skill: float) -> list[list[dict[str, Any]]]:
-    """Demonstrations: each second one is correct and has the hint; of the others a share of `skill` is correct."""
+    """Yield demonstrations. Every second one is correct and has the hint; of the others a share `skill` is correct."""
     rng, tools = random.Random("hints"), CalculatorEnv().toolbox
     found = []
     for number in range(count):
@@ -59,7 +59,7 @@ async def conversations(count: int, skill: float) -> list[list[dict[str, Any]]]:
 
 
 def teach(folder: Path, skill: float) -> Path:
-    """Write the model that reads hints; returns its folder."""
+    """Train a model that reads hints. Returns its folder."""
     tools = CalculatorEnv().toolbox.schemas
     rows = [{"messages": messages, "tools": tools} for messages in asyncio.run(conversations(4096, skill))]
     (folder / "lessons.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -84,7 +84,7 @@ def environment() -> dict[str, str]:
 
 
 def learn(form: Mapping[str, Any], model: Path, seed: int, rollouts: int) -> list[float]:
-    """Success at every evaluation of one run, the first before training."""
+    """Run one training and return the success of every evaluation, the first before training."""
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder).with_suffix(".jsonl")
         rows = (

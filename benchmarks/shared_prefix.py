@@ -1,12 +1,12 @@
-"""What it saves that a group's prompt is computed once, beside the share of the work that is left by counting.
+"""Time saved by computing a group's prompt once, beside the share of multiplications that remains.
 
     python -m benchmarks.shared_prefix [--response 64] [--groups 4] [--hidden 256] [--layers 4] [--repeat 5]
 
-1. The same batch goes through the trainer's forward and backward pass twice, with and without `--share-prefixes`, in one
-   microbatch, one thread, in turns; the least CPU time of each counts. One token a sample trains, so that nearly all of
-   the time is that of the layers.
-2. Work is counted in multiplications of the layers: of the linear maps by tokens, of attention by pairs of a query and a
-   key that it sees. "over" is the time that is left over the work that is left.
+1. The same batch goes through the trainer's forward and backward pass twice, with and without `--share-prefixes`, in
+   one microbatch and thread, alternately. The least CPU time of each counts. One token a sample trains, so that nearly
+   all of the time is that of the layers.
+2. Work is counted in multiplications of the layers: of linear layers by tokens, of attention by pairs of a query and a
+   key that it attends to. "over" is the remaining share of time divided by the remaining share of work.
 3. Log-probs are compared in float64, gradients in float32 (relative to their norm). Memory is the peak that a pass adds.
 """
 
@@ -35,7 +35,7 @@ from agentrl.train.tree import SharedPrefixes, Tree
 
 
 def make_batch(groups: int, size: int, prompt: int, response: int, trained: int | None = None) -> TrainBatch:
-    """Groups of `size` samples with one prompt each; responses from half to one and a half of `response` tokens."""
+    """Make groups of `size` samples with one prompt each. Responses have .5 to 1.5 times `response` tokens."""
     rng = np.random.default_rng(0)
     out = []
     for g in range(groups):
@@ -53,7 +53,7 @@ def make_batch(groups: int, size: int, prompt: int, response: int, trained: int 
 
 
 def work(tree: Tree, linear: int, width: int) -> float:
-    """Multiplications of the layers for a tree: `linear` a token and `2 * width` a pair."""
+    """Return the multiplications of the layers for a tree: `linear` for a token and `2 * width` for a pair."""
     pairs = sum(sum(range(node.start + 1, node.end + 1)) for node in tree.nodes)
     return tree.tokens * linear + pairs * 2 * width
 
@@ -76,7 +76,7 @@ class Trainer:
         return make_plan([len(ids) for ids in inputs], 1, prefixes=prefixes, max_tokens=10**9)
 
     def gradients(self, batch: TrainBatch, share: bool) -> tuple[float, torch.Tensor]:
-        """CPU seconds of a forward and backward pass, and its gradient as one vector."""
+        """Return the CPU seconds of a forward and backward pass, and its gradient as one vector."""
         slot, algorithm = self.backend.actor, self.backend.algorithm
         count, backend = len(batch.loss_mask), self.backend
         advantages, ref = np.linspace(-1, 1, count, dtype=np.float32), np.zeros(count, np.float32)
@@ -89,7 +89,7 @@ class Trainer:
         return seconds, torch.cat([p.main_grad.flatten() for p in slot.network.model.parameters()])
 
     def log_probs(self, batch: TrainBatch, share: bool) -> np.ndarray[Any, Any]:
-        """In float64."""
+        """Return log-probs in float64."""
         found: np.ndarray[Any, Any] = self.double.log_probs(batch, self.plan(batch, share), "response")
         return found
 
@@ -107,7 +107,7 @@ def make_model(folder: Path, hidden: int, layers: int) -> Path:
 
 
 def peak(trainer: Trainer, batch: TrainBatch, share: bool) -> float:
-    """MiB that a pass adds to the resident set at its peak."""
+    """Return the MiB that a pass adds to the resident set at its peak."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")

@@ -1,12 +1,12 @@
-"""A load with heavy tails: an environment whose tool takes a Pareto-distributed time, and the draws behind it.
+"""A load with heavy tails: an environment whose tool takes a Pareto-distributed time, and the random draws of the load.
 
-1. Every draw is a function of the sample's number and its turn alone, so that the run and the simulation of its bound
-   (`benchmarks.async_bound`) play the very same trajectories.
-2. `TURNS` turns a trajectory. The model's part of each is a tool call of `CALL_TOKENS` to `CALL_TOKENS + MOST_FILLER`
+1. Every draw is a function of only the sample's number and its turn, so that the run and the simulation of its bound
+   (`benchmarks.async_bound`) play exactly the same trajectories.
+2. `TURNS` turns a trajectory. The model's part of each is a tool call of `CALL_TOKENS` to `CALL_TOKENS + MAX_FILLER`
    tokens, written by `benchmarks.delay_engine`; the tool's part is a sleep.
-3. All seconds are multiplied by the `scale` in `load.json` of the run's folder. When the run ends its environment
-   writes `trajectories.json` there: of each trajectory when it began and ended, by `time.monotonic`, which sample it was,
-   and whether it came to its end.
+3. All seconds are multiplied by the `scale` in `load.json` of the run's folder. When the run ends, its environment
+   writes `trajectories.json` there: for each trajectory its begin and end by `time.monotonic`, its sample, and if it
+   finished.
 """
 
 import json
@@ -25,28 +25,28 @@ from agentrl.sample import Message
 
 TURNS = 6
 SHORTEST, LONGEST, SHAPE = 0.05, 6.0, 1.1
-"""Seconds of a tool call before scaling: Pareto of this shape from the shortest on, cut off at the longest."""
+"""Seconds of a tool call before scaling: Pareto of this shape, from the shortest on, truncated at the longest."""
 TOKEN_SECONDS = 0.003
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "capital of France"}}\n</tool_call><|im_end|>'
-CALL_TOKENS, MOST_FILLER = 22, 12
+CALL_TOKENS, MAX_FILLER = 22, 12
 MEDIAN = 0.92
-"""Seconds that half of all trajectories spend in tools, before scaling."""
+"""The median of the seconds that a trajectory spends in tools, before scaling."""
 
 LOAD, RECORD = "load.json", "trajectories.json"
 
 
 def tool_seconds(index: int, turn: int) -> float:
-    """Seconds, before scaling, of the tool call in turn 1, 2, ... of sample `index`."""
+    """Return the seconds, before scaling, of the tool call in turn 1, 2, ... of sample `index`."""
     return min(LONGEST, SHORTEST * random.Random(f"tool/{index}/{turn}").paretovariate(SHAPE))
 
 
 def turn_tokens(index: int, turn: int) -> int:
-    """How many tokens the model writes in that turn."""
-    return CALL_TOKENS + random.Random(f"tokens/{index}/{turn}").randint(0, MOST_FILLER)
+    """Return how many tokens the model writes in that turn."""
+    return CALL_TOKENS + random.Random(f"tokens/{index}/{turn}").randint(0, MAX_FILLER)
 
 
 def earned(index: int) -> float:
-    """The reward: slow trajectories succeed more often than fast ones, so that a run that prefers the fast is seen."""
+    """Return the reward. Slow trajectories succeed more often, so that a bias of the run to fast ones shows."""
     slow = sum(tool_seconds(index, turn) for turn in range(1, TURNS + 1)) > MEDIAN
     return float(random.Random(f"reward/{index}").random() < (0.7 if slow else 0.3))
 
@@ -56,11 +56,11 @@ DRAWS: Mapping[str, Callable[[int], float]] = {
     "tool time": lambda index: sum(tool_seconds(index, turn) for turn in range(1, TURNS + 1)),
     "reward": earned,
 }
-"""What is known of a sample before it is played."""
+"""Properties of a sample that are known before it is played."""
 
 
 class SlowTools(Environment):
-    """Plays the load; see the module."""
+    """Plays the load that the module describes."""
 
     max_turns = TURNS
     _folder: ClassVar[Path]

@@ -1,7 +1,7 @@
-"""A reader of answers as one writes it in an afternoon, for the table of `benchmarks.grader_errors`.
+"""A reader of answers that takes an afternoon to write, for the table of `benchmarks.grader_errors`.
 
-Box, `<answer>` tag, `####`, announced answer, last line: the first of these that occurs, its last occurrence; then
-math_verify, a number or a letter. `math`, `gsm8k` and `gpqa` are graders (`--rm-type benchmarks/small_reader.py:math`).
+Of box, `<answer>` tag, `####`, announced answer and last line, it reads the first that occurs, at its last place. It
+compares by math_verify, number or letter. Graders: `math`, `gsm8k`, `gpqa` (`--rm-type benchmarks/small_reader.py:math`)
 """
 
 import re
@@ -20,7 +20,7 @@ NUMBER = re.compile(r"-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\.\d+")
 
 
 def box(text: str) -> str | None:
-    """The content of the last `\\boxed{}`, braces matched."""
+    """Return the content of the last `\\boxed{}`, braces matched."""
     start = text.rfind("\\boxed{")
     depth = 0
     for at in range(start + len("\\boxed"), len(text)) if start >= 0 else ():
@@ -31,7 +31,7 @@ def box(text: str) -> str | None:
 
 
 def claim(response: str) -> str:
-    """What the response claims, "" for nothing. Reasoning that was not ended claims nothing."""
+    """Return the claim of the response, or "". Unfinished reasoning claims nothing."""
     text = response.rsplit("</think>", 1)[-1].strip()
     if not text or "<think>" in text:
         return ""

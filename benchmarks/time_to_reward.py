@@ -3,13 +3,13 @@
     python -m benchmarks.time_to_reward --trl-venv DIR [--pairs 5] [--backend local --max-staleness 1]
     python -m benchmarks.time_to_reward --seeds 0 1 2 --max-staleness 1 2
 
-1. A pair is one run of `python -m agentrl.demo` and one of `benchmarks/trl_calculator.py`, one after the other, the
-   order changing from pair to pair. Both start from the shipped model and evaluate it as often.
+1. A pair is one run of `python -m agentrl.demo` and one of `benchmarks/trl_calculator.py`, one after another, in
+   alternating order. Both start from the shipped model and evaluate it equally often.
    A pair takes two to three minutes.
-2. With `--backend`, `--max-staleness`, `--partial-rollout` or `--set` the demo's training is run in that form instead
-   of its own.
-3. The start-up of the last run is shown line by line as its output came, up to the end of the first evaluation, beside
-   Ray's own share: the time that a process needs to start Ray and as many actors that do nothing.
+2. With `--backend`, `--max-staleness`, `--partial-rollout` or `--set` the demo's training runs with these settings
+   instead of its own.
+3. The start-up of the last run is printed line by line with its output times, up to the end of the first evaluation,
+   beside Ray's own share: the time to start Ray and as many empty actors.
 4. `--seeds` runs the demo alone, for each seed and each `--max-staleness`, and prints the held-out success.
 
 TRL needs a venv of its own, made by `python -m venv DIR && DIR/bin/pip install torch==2.13.0 'trl==1.16.*' jmespath`.
@@ -44,17 +44,17 @@ Form = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A process that ended: seconds in all, and its lines with the seconds after the start at which they came."""
+    """A finished process: its seconds, and its lines with the seconds after the start at which they came."""
 
     seconds: float
     lines: list[tuple[float, str]]
 
     def when(self, pattern: str) -> float:
-        """Seconds until the first line that the pattern is found in."""
+        """Return the seconds until the first line that matches the pattern."""
         return next((at for at, line in self.lines if re.search(pattern, line)), float("nan"))
 
     def found(self, pattern: str) -> list[str]:
-        """What the pattern's group was in each line that has it."""
+        """Return the pattern's first group in each line that matches."""
         return [match[1] for _, line in self.lines if (match := re.search(pattern, line))]
 
 
@@ -79,7 +79,7 @@ def timed(command: Sequence[str], environment: dict[str, str]) -> Timed:
 
 
 def demo(options: argparse.Namespace, folder: Path, seed: int, form: Form) -> Timed:
-    """The demo in a process of its own: the demo itself, or its training in another form."""
+    """Run the demo in a separate process: the demo itself, or its training with the settings of `form`."""
     command = [sys.executable, "-u", "-m"]
     if form:
         asked = {"folder": str(folder), "seed": seed, "steps": options.steps, "form": form}
@@ -91,7 +91,7 @@ def demo(options: argparse.Namespace, folder: Path, seed: int, form: Form) -> Ti
 
 
 def run_form(folder: str, seed: int, steps: int, form: Form) -> None:
-    """What the demo does, with some settings changed, and those that are None in `form` left out."""
+    """Run the demo's training with the settings of `form`. A setting that is None in `form` is left out."""
     from agentrl.cluster.launch import train
     from agentrl.config import RunSettings
     from agentrl.demo.run import DEMO
@@ -113,7 +113,7 @@ def trl(options: argparse.Namespace, model: Path, data: Path, folder: Path) -> T
 
 
 EVALUATED = r"^\[ *[\d.]+s\] eval .*?(?:reward|pass@1) ([\d.]+)"
-"""A line of the demo's about an evaluation, and the success in it."""
+"""A line of the demo about an evaluation; the group is the success."""
 
 
 def pairs(options: argparse.Namespace, form: Form, work: Path) -> None:
@@ -143,7 +143,7 @@ def pairs(options: argparse.Namespace, form: Form, work: Path) -> None:
 
 
 def start_up(run: Timed) -> None:
-    """Print where a run's first seconds went, by its own lines."""
+    """Print the phases of a run's first seconds, by its own output lines."""
     print("\nstart-up of the last run:")
     last = 0.0
     for at, line in run.lines:

@@ -1,12 +1,12 @@
-"""A training step beside plain Hugging Face and AdamW on the same packed tokens, where no two samples begin alike.
+"""A training step beside plain Hugging Face and AdamW on the same packed tokens, if no two samples share a prefix.
 
     python -m benchmarks.train_step [--repeat 7]
 
-1. 15 samples with prompts of their own, 2,500 tokens in all, in one microbatch and in three; GRPO, one optimizer step, one
-   thread. The peer packs the same samples (restarting position ids, from which transformers makes the mask), computes
-   log-probs of the responses, the same clipped loss, its gradient, the clipping of its norm, and AdamW's step.
-2. Tokens per CPU second of both, in turns, the best of each; "ratio" is ours over the peer's. The losses of the first
-   step must agree.
+1. 15 samples with different prompts, 2,500 tokens in all, in one microbatch and in three; GRPO, one optimizer step, one
+   thread. The peer packs the same samples (transformers makes the mask from restarting position ids). It computes
+   log-probs of the responses, the same clipped loss, its gradient, gradient norm clipping, and AdamW's step.
+2. Tokens per CPU second of both, alternating, the best of each; "ratio" is ours over the peer's. The losses of the
+   first step must agree.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from agentrl.train.megatron.network import MegatronBackend
 from agentrl.train.settings import TrainSettings
 
 SIZES = {"1M": (128, 4, 384), "10M": (384, 5, 1152)}
-"""Hidden size, layers and width of the feed-forward maps."""
+"""Hidden size, layers and width of the feed-forward layers."""
 LR = 1e-4
 
 
 def make_batch(seed: int = 0) -> TrainBatch:
-    """Five groups of three samples; prompt and response of 10 to 320 tokens together."""
+    """Make five groups of three samples; prompt and response have 10 to 320 tokens together."""
     rng = np.random.default_rng(seed)
     groups = []
     for g in range(5):
@@ -121,7 +121,7 @@ def compare(folder: Path, name: str, budget: int, repeat: int) -> None:
 
 
 def objective(batch: TrainBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and weights [R] of plain GRPO, by hand."""
+    """Return the advantages and weights [R] of plain GRPO."""
     lengths = torch.from_numpy(batch.response_lengths.copy())
     rewards = torch.from_numpy(batch.rewards.copy()).view(5, 3)
     relative = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)

@@ -2,8 +2,8 @@
 
 Run: python -m benchmarks.trainer_gpu [--groups 8] [--per-group 8] [--prompt 512] [--answer 1024]
 
-A random model of Qwen3-0.6B's shape in bfloat16. Both sides compute the log-probs of all answers, then one step on them;
-transformers has padded batches without padding (all samples are of one length) and torch's fused attention and Adam.
+A random model of Qwen3-0.6B's shape in bfloat16. Both sides compute the log-probs of all answers, then train one step.
+transformers gets batches without padding (all samples have one length), torch's fused attention and Adam.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def make_batch(groups: int, per_group: int, prompt: int, answer: int) -> TrainBa
 
 
 def seconds(step: Callable[[int], Mapping[str, float] | None]) -> tuple[float, float]:
-    """Seconds of the third step, behind two that warm up, and the most memory of it in GB."""
+    """Return the seconds of the third step, after two warm-up steps, and its peak memory in GB."""
     for number in range(3):
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
@@ -63,13 +63,13 @@ def seconds(step: Callable[[int], Mapping[str, float] | None]) -> tuple[float, f
         said = step(number)
         torch.cuda.synchronize()
     took = time.perf_counter() - began
-    # Our own step reads the peak, and starts it anew.
+    # Our own step reads the peak, and resets it.
     most = max((said or {}).get("perf/gpu_memory_allocated", 0) * 2**30, torch.cuda.max_memory_allocated())
     return took, most / 1e9
 
 
 def plain(model: Qwen3ForCausalLM, ids: torch.Tensor, prompt: int) -> Callable[[int], None]:
-    """Log-probs and a policy-gradient step by transformers alone."""
+    """Compute log-probs and a policy-gradient step with transformers alone."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
 
     def log_probs(rows: torch.Tensor) -> torch.Tensor:

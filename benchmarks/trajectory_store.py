@@ -1,11 +1,11 @@
-"""The trajectory store at its bound: bytes a token, writing, opening, filtering and memory.
+"""The trajectory store at its maximum size: bytes a token, writing, opening, filtering and memory.
 
     python -m benchmarks.trajectory_store --trajectories 100000 --tokens 2000
 
-Samples are made like those of a run: ids of an English text of a 150,000-token vocabulary (Zipf), float32 log-probs, a
-prompt, eight turns with tool calls between them. A step is 32 groups of 8. `share of a turn` is the CPU time that storing a
-trajectory takes beside what the rollout's own path takes for its eight turns (`benchmarks.rollout_path`: 1.54 ms each).
-Reading is CPU time too, of a process of its own with the file in the page cache.
+Samples resemble those of a run: ids of an English text with a 150,000-token vocabulary (Zipf), float32 log-probs, a
+prompt, eight turns with tool calls between them. A step is 32 groups of 8. `share of a turn` is the CPU time of storing
+a trajectory over that of the rollout path for its eight turns (`benchmarks.rollout_path`: 1.54 ms each).
+Reading is CPU time too, of a separate process with the file in the page cache.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from agentrl.sample import Sample, Status
 
 GROUPS, SIZE, TURNS = 32, 8, 8
 TURN_SECONDS = 1.54e-3
-"""CPU of the rollout's path for one turn."""
+"""CPU of the rollout path for one turn."""
 
 
 def made(draw: np.random.Generator, number: int, tokens: int) -> Group:
-    """A group of trajectories of about `tokens` tokens, a fifth of them shown by tools."""
+    """Make a group of trajectories of about `tokens` tokens; a fifth are observations."""
     group = []
     for place in range(SIZE):
         sample = Sample(group_index=number, index=number * SIZE + place, prompt=f"question {number}", label=str(number))
@@ -56,7 +56,7 @@ def _ids(draw: np.random.Generator, n: int) -> list[int]:
 
 
 def said(draw: np.random.Generator, samples: list[Sample]) -> dict[str, NDArray[np.float16]]:
-    """As the trainer's: its log-probs near the engine's, an advantage a sample, NaN where masked."""
+    """Make the trainer's details: log-probs near the engine's, an advantage for each sample, NaN at masked tokens."""
     masks = [np.asarray(sample.loss_mask) == 1 for sample in samples]
     engine = np.concatenate([np.asarray(sample.rollout_log_probs) for sample in samples])
     each = np.concatenate([np.full(len(mask), draw.normal()) for mask in masks])
@@ -66,7 +66,7 @@ def said(draw: np.random.Generator, samples: list[Sample]) -> dict[str, NDArray[
 
 
 def write(path: Path, trajectories: int, tokens: int) -> dict[str, float]:
-    """Fill a store; groups repeat, which neither their bytes nor the columns know. Returns CPU seconds."""
+    """Fill a store and return CPU seconds. Groups repeat, which changes neither the bytes nor the columns."""
     draw = np.random.default_rng(0)
     groups = [made(draw, number, tokens) for number in range(GROUPS)]
     began = time.process_time()
@@ -87,7 +87,7 @@ def write(path: Path, trajectories: int, tokens: int) -> dict[str, float]:
 
 
 def read(path: Path) -> dict[str, float]:
-    """Open and look, in a process of its own."""
+    """Open and query the store, in a separate process."""
     found: dict[str, float] = {}
 
     def timed(what: str, call: Callable[[], object]) -> None:

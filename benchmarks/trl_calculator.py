@@ -1,4 +1,4 @@
-"""The calculator demo by TRL's GRPOTrainer, for `benchmarks.time_to_reward`; it runs in a venv of TRL's own.
+"""The calculator demo with TRL's GRPOTrainer, for `benchmarks.time_to_reward`; it runs in TRL's own venv.
 
     python benchmarks/trl_calculator.py --model DIR --data DIR [--steps 20] [--threads 2]
 
@@ -37,7 +37,7 @@ SCHEMA = {
         },
     },
 }
-"""What the model was warm-started with; TRL's own rendering of the function has other descriptions in it."""
+"""The tool's schema from the warm start; TRL's own rendering of the function has other descriptions."""
 
 
 def value(node: ast.expr) -> int:
@@ -62,13 +62,13 @@ def calculator(expression: str) -> str:
 
 
 def reward(completions: list[list[dict[str, Any]]], label: list[str], **rest: Any) -> list[float]:
-    """1 for exactly one `<answer>` in the last turn that is the label, else 0."""
+    """Return 1 for exactly one `<answer>` in the last turn that equals the label, else 0."""
     texts = [c[-1].get("content") or "" if c[-1]["role"] == "assistant" else "" for c in completions]
     return [float(ANSWER.findall(text) == [str(want)]) for text, want in zip(texts, label, strict=True)]
 
 
 def load_tokenizer(folder: str) -> Any:
-    """The model's tokenizer, whose template shows the tool as the warm start showed it."""
+    """Load the model's tokenizer. Its template shows the tool as in the warm start."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.response_schema, tokenizer.response_template = qwen3_schema, qwen3_template
     wanted = render(tokenizer, [SCHEMA])

@@ -1,18 +1,18 @@
-"""Six turns of which one decides: how many steps a run needs to find out what to do in it.
+"""Six turns, one of which counts: how many steps a run needs to learn the right answers.
 
     python -m benchmarks.turn_credit [--seeds 0 1 2] [--steps 90] [--set NAME=VALUE ...] [--json FILE]
 
 1. A game shows six signs, one a turn, and the model answers each with a word. Each sign has one right word, but only
-   one turn counts, another one in each game: its step's reward is 1 for the right word and else 0. The other five answers
-   change nothing, and the model is not told which turn it was. Success is that reward.
-2. The trajectory's reward is the sum of the step rewards. With one advantage a trajectory, the five answers without effect
-   are blamed or praised with the sixth, about other signs: five parts of noise to one of signal. Nothing else is hard.
-3. The model has two layers. Its warm start (`examples.tiny_models.warm_start`, half a minute, kept in the cache) taught it to
-   answer with one of eight words, and the right one a little more often than the others: success begins at about .2.
-4. Rollout, engine, ledger and trainer are the run's own, in one process (`--backend local`), in turns.
+   one turn counts, a different one in each game: its step reward is 1 for the right word and else 0. The other five
+   answers change nothing, and the model is not told which turn counts. Success is that reward.
+2. The trajectory's reward is the sum of the step rewards. With one advantage for a trajectory, the five answers without
+   effect get the credit of the sixth, about other signs: five parts of noise to one of signal. Nothing else is hard.
+3. The model has two layers. Its warm start (`examples.tiny_models.warm_start`, half a minute, cached) taught it to
+   answer with one of eight words, and with the right one a little more often: success begins at about .2.
+4. Rollout, engine, ledger and trainer are the run's own, in one process (`--backend local`), one run after another.
 
-`--set` gives any setting by its flat name (JSON values; what is not JSON is text). Printed is the success of every step, and
-the first step at whose end the mean of the last five steps was at least .8. Each seed is a process of its own, of about
+`--set` sets any setting by its flat name (JSON values; other values are text). Prints the success of every step, and
+the first step at whose end the mean of the last five steps was at least .8. Each seed is a separate process of about
 a CPU second a step.
 """
 
@@ -38,13 +38,13 @@ RIGHT = {"sun": "red", "moon": "blue", "star": "green", "tree": "gold", "bird": 
 RIGHT |= {"stone": "white", "river": "black"}
 WORDS = tuple(RIGHT.values())
 KNOWN = 0.15
-"""How often the lessons give the right word; else any of the eight."""
+"""How often the demonstrations have the right word; else any of the eight."""
 GOAL, WINDOW = 0.8, 5
 PROMPTS, SAMPLES = 8, 8
 
 
 class OneTurnCounts(Environment):
-    """Six signs; the answer to one of them, `metadata["counts"]` (from 1), is worth 1 or 0, and the others nothing."""
+    """Six signs. The answer to one of them, `metadata["counts"]` (from 1), is worth 1 or 0, the others nothing."""
 
     max_turns = TURNS
 
@@ -60,7 +60,7 @@ class OneTurnCounts(Environment):
         return Step([shown(self.signs[turn.index])], reward=reward)
 
     async def reward(self, sample: Sample) -> float:
-        """The sum of the step rewards."""
+        """Return the sum of the step rewards."""
         return sum(reward or 0.0 for reward in sample.metadata["step_rewards"])
 
 
@@ -69,14 +69,14 @@ def shown(sign: str) -> Message:
 
 
 def games(name: str) -> Iterator[dict[str, Any]]:
-    """Games without end, the same for the same name: six different signs, and the turn that counts."""
+    """Yield games without end, the same for the same name: six different signs, and the turn that counts."""
     rng = random.Random(name)
     while True:
         yield {"signs": rng.sample(list(RIGHT), TURNS), "counts": rng.randint(1, TURNS)}
 
 
 class RoughIdea:
-    """What the tiny model is taught: one of the words, the right one somewhat more often; see `examples.tiny_models.warm_start.Lessons`."""
+    """Demonstrations for the tiny model: one of the words, the right one somewhat more often."""
 
     markup = ()
 
@@ -98,13 +98,13 @@ class RoughIdea:
 
 
 def recipe(seed: int) -> WarmStartSettings:
-    """Return the recipe. There is nothing to check in such answers, so the first round is the last."""
+    """Return the recipe. These answers cannot be checked, so the first round is the last."""
     sizes = {"layers": 2, "hidden": 64, "vocab_size": 320, "context_length": 256}
     return WarmStartSettings(seed=seed, **sizes, skill_steps=200, habit_steps=40)
 
 
 def run(folder: Path, cache: Path, seed: int, steps: int, form: dict[str, Any]) -> None:
-    """One training run in this process."""
+    """Run one training in this process."""
     from agentrl.cluster.launch import train
     from agentrl.config import RunSettings
 
@@ -144,13 +144,13 @@ def run(folder: Path, cache: Path, seed: int, steps: int, form: dict[str, Any]) 
 
 
 def first_good(success: Sequence[float]) -> int | None:
-    """The first step (from 1) at whose end the mean of the last five was at least .8."""
+    """Return the first step (from 1) at whose end the mean of the last five was at least .8."""
     ends = range(WINDOW, len(success) + 1)
     return next((end for end in ends if sum(success[end - WINDOW : end]) >= GOAL * WINDOW), None)
 
 
 def run_apart(asked: dict[str, Any]) -> list[float]:
-    """`run` in a process of its own; returns the success of every step."""
+    """Run `run` in a separate process. Returns the success of every step."""
     from agentrl.observability.metrics import read_metrics
     from agentrl.runfolder import METRICS
 

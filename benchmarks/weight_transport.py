@@ -1,11 +1,11 @@
-"""Time of a weight update between two processes of this machine: flat buckets in shared memory, over gloo, and one tensor at
-a time over gloo.
+"""Time of a weight update between two processes of this machine: flat buckets in shared memory, flat buckets over gloo,
+and one tensor at a time over gloo.
 
     python -m benchmarks.weight_transport [--megabytes 1024] [--bucket 512] [--rounds 5]
 
-The three ways take turns in one run, so that load of the machine meets all of them. A round ends when the receiver has
+The three ways alternate in one run, so that other load affects all of them. A round ends when the receiver has
 copied every tensor into its model. The receiver's tensors are then compared bit by bit. The figures are medians of the
-rounds: seconds, and CPU seconds of both processes with all their threads, which other load of the machine changes less.
+rounds: seconds, and CPU seconds of both processes with all their threads, which depend less on other load.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def by_tensor(part: list[TensorSpec], mine: dict[str, torch.Tensor], group: Any,
 def taken(
     rank: int, ports: list[int], megabytes: int, bucket: int, rounds: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """Send and receive; returns the seconds and CPU seconds of each way, in this process."""
+    """Send and receive. Returns the seconds and CPU seconds of each way, in this process."""
     torch.set_num_threads(1)
     specs = model(megabytes)
     generator = torch.Generator().manual_seed(0)
@@ -93,7 +93,7 @@ def taken(
                 assert all(torch.equal(mine[name], source[name]) for name in source), way
                 for tensor in mine.values():
                     tensor.zero_()
-    return {way: found[1:] for way, found in seconds.items()}  # the first round takes the memory
+    return {way: found[1:] for way, found in seconds.items()}  # the first round allocates the memory
 
 
 def main() -> None:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.worker_kills --runs 8 --kills 25
 
-A run has `--workers` workers in processes of their own. `SIGKILL` ends a random one at a random time after a step, until `--kills` are
-done or the run ends. The same life of the run must end at the planned step; the ledger must prove that each group was
-trained once; and each trained token's log-prob must be the one of the version that the engine named. Prints one line a run.
+A run has `--workers` workers in separate processes. `SIGKILL` ends a random one at a random time after a step, until
+`--kills` are done or the run ends. The run must reach the planned step without a restart. The ledger must prove that
+each group was trained once. Each trained token's log-prob must be that of the version that the engine named.
 """
 
 import argparse

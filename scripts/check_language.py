@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "agentrl"
-MOST_WORDS = 25
+MAX_WORDS = 25
 OPENINGS = re.compile(r"(?:What|Whether|Who|How|Where|That)\b")
 WORDS = re.compile(
     r"(?i)\b(?:nobody|somebody|whoever|those (?:that|which|who)|in vain|outset|roster|upkeep|strayed|stands? in (?:its|the) way"
@@ -77,7 +77,7 @@ def check_documentation() -> Iterator[Finding]:
     for page, number, paragraph in documentation():
         place = f"{page.relative_to(ROOT)}:{number}"
         for sentence in sentences(paragraph):
-            if len(sentence.split()) > MOST_WORDS:
+            if len(sentence.split()) > MAX_WORDS:
                 yield Finding("long sentence", place, f"{len(sentence.split())} words: {sentence}")
         for word in WORDS.findall(ALLOWED.sub("", paragraph)):
             yield Finding("word", place, word)
@@ -117,7 +117,7 @@ def check_help() -> Iterator[Finding]:
             for word in WORDS.findall(text):
                 yield Finding("word", place, word)
             for sentence in sentences(" ".join(text.split())):
-                if len(sentence.split()) > MOST_WORDS:
+                if len(sentence.split()) > MAX_WORDS:
                     yield Finding("long sentence", place, f"{len(sentence.split())} words: {sentence}")
 
 

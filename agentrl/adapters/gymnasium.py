@@ -19,7 +19,7 @@ from agentrl.plugins import load_object
 from agentrl.sample import Message, Sample
 from agentrl.tools.threads import run_in_daemon_thread
 
-MOST_NUMBERS = 256  # maximum number of values in a Box that is shown as text
+MAX_NUMBERS = 256  # maximum number of values in a Box that is shown as text
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?!\w|\.\d)")
 _RULES_END = re.compile(r"\n\s*##+ *(?:Information|Arguments|References|Version)")
 
@@ -118,7 +118,7 @@ def _not_text(space: gymnasium.Space[Any]) -> str:
         return next(filter(None, map(_not_text, space.spaces.values())), "")
     if isinstance(space, spaces.Tuple):
         return next(filter(None, map(_not_text, space.spaces)), "")
-    small = isinstance(space, (spaces.Box, spaces.MultiDiscrete)) and np.prod(space.shape or (1,)) <= MOST_NUMBERS
+    small = isinstance(space, (spaces.Box, spaces.MultiDiscrete)) and np.prod(space.shape or (1,)) <= MAX_NUMBERS
     return "" if small or isinstance(space, (spaces.Text, spaces.Discrete)) else f"{space} has no text form"
 
 

@@ -17,7 +17,7 @@ from agentrl.envs import Environment, Step, Turn
 from agentrl.errors import EnvFailure, PluginError
 from agentrl.sample import Message, Sample
 
-MOST_BYTES = 100 << 20  # largest message of a server
+MAX_BYTES = 100 << 20  # largest message of a server
 CLOSE_SECONDS = 5.0  # seconds in which a server must end a session
 
 
@@ -103,7 +103,7 @@ class OpenEnvEnvironment(Environment):
         if self.socket is None:
             address = f"ws{self.url.removeprefix('http')}/ws"
             proxy: Literal[True] | None = True if self._proxied() else None
-            opening = connect(address, max_size=MOST_BYTES, open_timeout=None, ping_timeout=None, proxy=proxy)
+            opening = connect(address, max_size=MAX_BYTES, open_timeout=None, ping_timeout=None, proxy=proxy)
             self.socket = await opening  # `_request` has the deadline
         with contextlib.suppress(ConnectionClosed):  # a full server sends its error before the request
             await self.socket.send(json.dumps(message))

@@ -1,7 +1,7 @@
 """The Jinja environment of chat templates: transformers' sandbox, with limits on the work of one rendering.
 
 1. Loop iterations, macro calls, outputs and operations that make text longer are counted. A rendering that exceeds
-   `MOST_WORK`, or computes longer than `SECONDS`, raises `TemplateError`. Compiling evaluates no expressions.
+   `MAX_WORK`, or computes longer than `SECONDS`, raises `TemplateError`. Compiling evaluates no expressions.
 2. Filters and functions that chat templates do not need, and that can run without end, are removed."""
 
 import re
@@ -19,10 +19,10 @@ from jinja2.visitor import NodeTransformer
 
 from agentrl.errors import TemplateError
 
-MOST_WORK: Final = 1 << 27  # maximum work of a rendering, in characters; see `_TURN` for loops and lists
+MAX_WORK: Final = 1 << 27  # maximum work of a rendering, in characters; see `_TURN` for loops and lists
 SECONDS: Final = 5.0  # CPU time of one rendering
 _TURN, _LOOK = 500, 1 << 12  # work of a loop iteration or list item; work between two checks of the clock
-_MOST_BITS, _MOST_WIDTH = 100_000, 100_000
+_MAX_BITS, _MAX_WIDTH = 100_000, 100_000
 _GROWING = "replace format center ljust rjust zfill expandtabs translate indent tojson string batch slice round sum"
 _GROW = {"join", *_GROWING.split()}  # filters and str methods whose result may be longer than their input
 _MISSING = ["lipsum", "striptags", "urlize", "wordwrap", "xmlattr", "pprint"]
@@ -30,7 +30,7 @@ _WIDTH = re.compile(r"\d{5}|\*|:[^{}]*\{")
 
 
 class _Allowance(threading.local):
-    work: int = MOST_WORK
+    work: int = MAX_WORK
     look: int = 0
     until: float = float("inf")
 
@@ -55,7 +55,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def rendered(self, template: Template, **values: Any) -> str:
         """Render a template. Raises TemplateError: the rendering exceeds the limits. Template errors pass through."""
         budget = self._budget
-        budget.work, budget.look, budget.until = MOST_WORK, MOST_WORK - _LOOK, time.thread_time() + SECONDS
+        budget.work, budget.look, budget.until = MAX_WORK, MAX_WORK - _LOOK, time.thread_time() + SECONDS
         return "".join(template.generate(**values))
 
     def spend(self, work: int) -> None:
@@ -66,7 +66,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             return
         budget.look = max(0, budget.work - _LOOK)
         if budget.work < 0:
-            raise TemplateError(f"it makes more than {MOST_WORK:,} characters, or loops without end")
+            raise TemplateError(f"it makes more than {MAX_WORK:,} characters, or loops without end")
         if time.thread_time() > budget.until:
             raise TemplateError(f"it computes for longer than {SECONDS:g} s")
 
@@ -107,7 +107,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             self._grow("format", left, right)
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length(), right.bit_length()
-            if (left.bit_length() * abs(right) if operator == "**" else sum(bits)) > _MOST_BITS:
+            if (left.bit_length() * abs(right) if operator == "**" else sum(bits)) > _MAX_BITS:
                 raise TemplateError("it makes numbers without end")
         elif operator == "*":
             times, value = (left, right) if isinstance(left, int) else (right, left)
@@ -156,9 +156,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if name not in _GROW:
             return
         widths = [abs(arg) if isinstance(arg, int) else len(arg) for arg in args if isinstance(arg, int | str)]
-        wide = max(widths, default=0) > _MOST_WIDTH and name not in ("replace", "join", "format")
+        wide = max(widths, default=0) > _MAX_WIDTH and name not in ("replace", "join", "format")
         if wide or (name == "format" and _WIDTH.search(str(value))):
-            raise TemplateError(f"`{name}` is to make text of a width of more than {_MOST_WIDTH:,}")
+            raise TemplateError(f"`{name}` is to make text of a width of more than {_MAX_WIDTH:,}")
         match name, args:
             case "replace", (old, new, *_):
                 work = len(str(value)) + (len(str(value)) // max(1, len(str(old))) + 1) * len(str(new))

@@ -18,7 +18,7 @@ ToolSchema = dict[str, Any]
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # names of a message's reasoning, preferred first
 _JSON_TYPES = {"dict": "object", "list": "array", "tuple": "array", "str": "string", "none": "null"}
 _JSON_TYPES |= {"float": "number", "int": "integer", "bool": "boolean"}
-_MOST_NESTED = 100
+_MAX_NESTED = 100
 _FINITE = json.JSONDecoder(
     parse_float=lambda text: n if isfinite(n := float(text)) else None, parse_constant=lambda _: None
 )
@@ -79,7 +79,7 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def too_deep(value: Any, most: int = _MOST_NESTED) -> bool:
+def too_deep(value: Any, most: int = _MAX_NESTED) -> bool:
     """Return true if `value` nests lists and dicts too deeply for recursive code and templates."""
     level = [value]
     for _ in range(most):
@@ -110,7 +110,7 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 def _message(message: Mapping[str, Any], index: int) -> Message:
     if too_deep(message):
-        raise TemplateError(f"message {index}: lists and dicts are nested in it more than {_MOST_NESTED} levels deep")
+        raise TemplateError(f"message {index}: lists and dicts are nested in it more than {_MAX_NESTED} levels deep")
     message = whole_text(message)
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise TemplateError(f"message {index}: expected a mapping with a 'role', got {message!r}")

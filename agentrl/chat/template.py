@@ -16,7 +16,7 @@ from agentrl.sample import Message
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 ANCHOR = "zqxAnchorzqx"
-_MOST_SOURCE = 1 << 20
+_MAX_SOURCE = 1 << 20
 
 
 class Template:
@@ -25,8 +25,8 @@ class Template:
     def __init__(self, source: str, special_tokens: Mapping[str, str], kwargs: Mapping[str, Any] | None = None) -> None:
         from agentrl.chat.jinja import environment  # Jinja is not needed to import this package
 
-        if len(source) > _MOST_SOURCE:
-            raise TemplateError(f"the chat template has {len(source):,} characters; expected at most {_MOST_SOURCE:,}")
+        if len(source) > _MAX_SOURCE:
+            raise TemplateError(f"the chat template has {len(source):,} characters; expected at most {_MAX_SOURCE:,}")
         self.source = source
         self.special_tokens = dict(special_tokens)
         self.kwargs = dict(kwargs or {})

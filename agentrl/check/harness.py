@@ -35,7 +35,7 @@ from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import UNGRADED, Grader
 from agentrl.rollout.settings import FailureAction
 from agentrl.run.environments import set_up
-from agentrl.run.preflight import FirstRows, Plugins, someone_grades
+from agentrl.run.preflight import FirstRows, Plugins, check_graded
 from agentrl.sample import Sample
 
 _ROWS, _DRAWN = 3, 64
@@ -97,7 +97,7 @@ class Harness:
                 ungraded = ""
                 try:
                     row = PromptRow(0, rows[0].prompt, rows[0].label, rows[0].metadata)
-                    someone_grades(settings, FirstRows(plugins, {name: row}))
+                    check_graded(settings, FirstRows(plugins, {name: row}))
                 except SettingsError as error:
                     ungraded = str(error)
                 reward = RewardFunction.load(UNGRADED, group=False) if ungraded else plugins.reward

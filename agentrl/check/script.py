@@ -86,7 +86,7 @@ def turn_of(chat: Chat, line: str, tools: Sequence[ToolSchema]) -> str:
 
 
 WRONG, ANSWERS = "does not know", ("answers with the label", "answers with the label, tagged and boxed")
-_MOST_TOOLS = 8
+_MAX_TOOLS = 8
 
 
 def scripts(chat: Chat, sample: Sample, tools: Sequence[ToolSchema]) -> list[Script]:
@@ -105,7 +105,7 @@ def scripts(chat: Chat, sample: Sample, tools: Sequence[ToolSchema]) -> list[Scr
         calls = [(tool["function"]["name"], arguments(tool, guess)) for tool in called]
         return render_turn(chat, calling(calls), tools)
 
-    found += [Script(f"calls {t['function']['name']}, then answers", (call(t), last)) for t in tools[:_MOST_TOOLS]]
+    found += [Script(f"calls {t['function']['name']}, then answers", (call(t), last)) for t in tools[:_MAX_TOOLS]]
     if chat.report.can.parallel_calls:
         found.append(Script("makes two calls at once, then answers", (call(tools[0], tools[-1]), last), ordered=False))
     unknown = render_turn(chat, calling([("no_such_tool", {})]), tools)
@@ -148,16 +148,16 @@ def guessed(sample: Sample) -> str:
 def arguments(tool: ToolSchema, guess: str) -> dict[str, Any]:
     """Return arguments that fit the tool's schema; a text without example, default or enum is `guess`."""
     schema = tool["function"]["parameters"]
-    value = _value(schema, schema, guess, iter(range(_MOST_VALUES)))
+    value = _value(schema, schema, guess, iter(range(_MAX_VALUES)))
     return value if isinstance(value, dict) else {}
 
 
-_MOST_VALUES, _MOST_ITEMS, _MOST_NESTED = 1000, 64, 8
+_MAX_VALUES, _MAX_ITEMS, _MAX_NESTED = 1000, 64, 8
 """Limits, because a schema may refer to itself in many places and ask for lists of any length."""
 
 
 def _value(schema: Any, root: Mapping[str, Any], text: str, places: Iterator[int], depth: int = 0) -> Any:
-    if not isinstance(schema, Mapping) or depth > _MOST_NESTED or next(places, None) is None:
+    if not isinstance(schema, Mapping) or depth > _MAX_NESTED or next(places, None) is None:
         return text
     inner = partial(_value, root=root, text=text, places=places, depth=depth + 1)
     if "$ref" in schema:
@@ -172,9 +172,9 @@ def _value(schema: Any, root: Mapping[str, Any], text: str, places: Iterator[int
     match kinds[0] if isinstance(kinds, list) and kinds else kinds:
         case "object":
             properties = schema.get("properties", {})
-            return {name: inner(properties.get(name, {})) for name in schema.get("required", ())[:_MOST_VALUES]}
+            return {name: inner(properties.get(name, {})) for name in schema.get("required", ())[:_MAX_VALUES]}
         case "array":
-            return [inner(schema.get("items", {}))] * min(max(1, int(schema.get("minItems", 1))), _MOST_ITEMS)
+            return [inner(schema.get("items", {}))] * min(max(1, int(schema.get("minItems", 1))), _MAX_ITEMS)
         case "integer" | "number":
             return schema.get("minimum", 1)
         case "boolean":

@@ -18,7 +18,7 @@ from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError
 from agentrl.run.preflight import Plugins
 from agentrl.run.protocols import Batch, Rollouts, WeightSink, within
-from agentrl.run.rollouts import LedgerRollouts, spare_loaded
+from agentrl.run.rollouts import LedgerRollouts, freeze_loaded_objects
 from agentrl.runfolder import RunFolder
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class RolloutActor:
         settings = self._settings.replace(engine_groups=groups) if groups else self._settings
         opening = LedgerRollouts.open(settings, self._folder, urls, resume_step, workers=workers)
         async with opening as self._rollouts:
-            spare_loaded()
+            freeze_loaded_objects()
             self._ready.set()
             try:
                 await self._stopping.wait()

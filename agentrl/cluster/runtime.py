@@ -21,7 +21,7 @@ from agentrl.config.placement import ClusterSettings
 from agentrl.errors import AgentRLError, SettingsError, disk_trouble, ungrouped
 from agentrl.run.engines import on_loopback
 from agentrl.run.protocols import ComponentLost
-from agentrl.run.signals import EXIT_CODE, heed_sigterm, interrupted_at_once
+from agentrl.run.signals import EXIT_CODE, handle_sigterm, interrupted_at_once
 from agentrl.settings import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def _start(options: dict[str, Any], attempts: int) -> None:
                 said = f"in {attempts} attempts: {error} Is the machine overloaded?"
                 raise AgentRLError(f"Ray could not start on this machine {said}") from error
         finally:
-            heed_sigterm()
+            handle_sigterm()
 
 
 @contextlib.contextmanager

@@ -151,7 +151,7 @@ class Flags:
             argv.append("--train-async")
         return argv, origins, launch.notes
 
-    def settle(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> Part:
+    def resolve(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> Part:
         values, origins = dict(values), dict(origins)
         if not isinstance(own := values.get(OWN) or {}, Mapping):
             return values, origins  # the reader of settings refuses it

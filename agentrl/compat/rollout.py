@@ -97,7 +97,7 @@ class SlimeRollouts(RolloutHooks):
         if len(groups := store.next_batch(wanted, step)) < wanted:
             source = _Leases(self._args, store, step)
             try:
-                source.settle(call_rollout_fn(self._play, self._slime, step, source, evaluation=False))
+                source.record(call_rollout_fn(self._play, self._slime, step, source, evaluation=False))
             except Exception as error:
                 source.end(store.release, "the rollout function failed")
                 raise PluginError(f"rollout_function_path raised {describe_error(error)}") from error
@@ -168,7 +168,7 @@ class _Leases:
             self._leased.remove(number)
             self._store.release(number, "given back by the rollout function")
 
-    def settle(self, output: Any) -> None:
+    def record(self, output: Any) -> None:
         """Complete the groups that the function returned; drop groups that it neither returned nor added back."""
         if not isinstance(output, RolloutFnTrainOutput):
             raise PluginError(f"expected RolloutFnTrainOutput, got {type(output).__name__}")

@@ -27,7 +27,7 @@ class CompatInterface(Protocol):
     def script(self, path: str, given: Collection[str]) -> tuple[list[str], Mapping[str, str], list[str]]:
         """Return a launch script's flags, the place of each, and notes on the script. `given` settings override it."""
 
-    def settle(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> Part:
+    def resolve(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> Part:
         """Return the given settings, with the other trainer's defaults and settings files if they are requested."""
 
     def problems(self, settings: Sections) -> Iterator[str]:

@@ -134,7 +134,7 @@ def _as_flags_read_it(field: FieldRef, value: Any) -> Any:
     return None if value == "none" and field.optional and field.kind is not str else value
 
 
-_MOST_NESTED = 64
+_MAX_NESTED = 64
 _HINTS = {
     "mapping values are not allowed": "write `name: value` in each line, put a text with `: ` in quotes, and indent alike",
     "'\\t'": "indent with spaces, not with tabs",
@@ -161,8 +161,8 @@ def _read_yaml(file: str, text: str) -> tuple[Mapping[str, Any], Lines]:
         depth = 0
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MOST_NESTED:
-                problem = f"lists or mappings are nested too deep, more than {_MOST_NESTED}; take some away"
+            if depth > _MAX_NESTED:
+                problem = f"lists or mappings are nested too deep, more than {_MAX_NESTED}; take some away"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
             if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (None, "!"):
                 problem = "tags (!!...) and aliases (*...) are not for settings; write the plain value where it belongs"

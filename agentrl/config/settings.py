@@ -190,7 +190,7 @@ class RunSettings(Sections):
         both: Part = merged(low, (values, origins))
         if compat := foreign():
             with problems or Problems.raised():
-                both = compat.settle(*both)
+                both = compat.resolve(*both)
         elif both[0].get("slime_defaults"):
             raise SettingsError("--slime-defaults needs agentrl.compat, which is not installed")
         return cls.from_flat(*both, problems)

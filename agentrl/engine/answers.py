@@ -54,7 +54,7 @@ def read(answer: Any, asked: RequestExpectations) -> Generation:
     engine read another prompt; `engine_error`, `engine_rejected`: the engine ended the request with an error."""
     meta = _get(answer, "meta_info", dict, "")
     finish = _finish_reason(_get(meta, "finish_reason", dict, "meta_info."))
-    for old, name in _NOW_CALLED.items():
+    for old, name in _NEW_COUNT_NAMES.items():
         if name in meta:
             meta.setdefault(old, meta[name])
     ids, log_probs = _sampled(meta, answer.get("output_ids"), finish)
@@ -163,11 +163,11 @@ def _triples(triples: Any, name: str) -> tuple[list[int], list[float]]:
 
 
 # SGLang's former and new names of counts of draft tokens.
-_NOW_CALLED: Final = {
+_NEW_COUNT_NAMES: Final = {
     "spec_accept_token_num": "spec_num_correct_drafts",
     "spec_draft_token_num": "spec_num_proposed_drafts",
 }
-_COUNTS: Final = ("prompt_tokens", "completion_tokens", "cached_tokens", *_NOW_CALLED, "spec_verify_ct")
+_COUNTS: Final = ("prompt_tokens", "completion_tokens", "cached_tokens", *_NEW_COUNT_NAMES, "spec_verify_ct")
 
 
 def _check_tokens(ids: list[int], asked: RequestExpectations) -> None:

@@ -46,7 +46,9 @@ from agentrl.settings import shown
 
 NO_TOKENS: Final = "a hosted model (--engine openai) gives no token ids and no log-probs"
 KIND: Final = "hosted_no_tokens"  # kind of the failure of code that asks a hosted model for token ids
-_LEAST_KEY: Final = 16  # characters of a secret: a shorter key (EMPTY) is a placeholder, and may be an answer's word
+_MIN_KEY_LENGTH: Final = (
+    16  # characters of a secret: a shorter key (EMPTY) is a placeholder, and may be an answer's word
+)
 _SENT: Final[tuple[str, ...]] = ("role", "content", "tool_calls", "tool_call_id")
 
 
@@ -168,7 +170,7 @@ class HostedModel:
             backoff, left = min(2 * backoff, MAX_BACKOFF), left - 1
 
     def _read(self, reply: Reply) -> HostedTurn:
-        if self._key and len(self._key) >= _LEAST_KEY:
+        if self._key and len(self._key) >= _MIN_KEY_LENGTH:
             reply = reply._replace(body=reply.body.replace(self._key.encode(), SECRET.encode()))
         if reply.status != 200:
             raise self._refusal(reply)

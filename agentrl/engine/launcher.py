@@ -92,7 +92,7 @@ async def check_launch(
         async with HttpTransport(settings) as transport:
             for engine in engines:
                 with anyio.move_on_after(2 * settings.engine_connect_timeout):
-                    await _look_at(EngineClient(engine.url, transport, settings), sampling_support)
+                    await _check_external(EngineClient(engine.url, transport, settings), sampling_support)
     elif local:
         _ports(settings, settings.engine_host, count)
         python, sglang = settings.engine_python, settings.engine == "sglang"
@@ -103,7 +103,7 @@ async def check_launch(
             raise SettingsError(f"{said}, or give the Python of an environment that has it as --engine-python")
 
 
-async def _look_at(engine: EngineClient, sampling_support: bool) -> None:
+async def _check_external(engine: EngineClient, sampling_support: bool) -> None:
     """Check that an external engine answers. An error or a timeout passes: the engine may be loading its model."""
     try:
         options = await engine.server_info()

@@ -22,7 +22,7 @@ from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport
 from agentrl.errors import EngineUnreachable
 
-_GUARD = Path(parent_watchdog.__file__)
+_WATCHDOG = Path(parent_watchdog.__file__)
 _STOP_GRACE, _POLL_EVERY, _PROBE_TIMEOUT = 10.0, 0.1, 5.0
 _LOG_TAIL = 4000
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class EngineProcess:
         assert self.log_path is not None
         command = self.command(int(self.url.rpartition(":")[2]))
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        guarded = (sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), *command.arguments)
+        guarded = (sys.executable, "-I", "-S", str(_WATCHDOG), str(os.getpid()), *command.arguments)
         options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "start_new_session": True}
         with self.log_path.open("wb" if self._process is None else "ab") as log:
             self._process = subprocess.Popen(guarded, env=dict(command.environment), stdout=log, **options)

@@ -56,7 +56,7 @@ class EngineRegistry(LoadBalancer[EngineClient]):
             self.counts["lost"] += 1
         member.break_off()  # also if it was lost before: without usable members, it still gets requests
 
-    def has_stale_weights(self, member: EngineClient) -> None:
+    def mark_stale(self, member: EngineClient) -> None:
         """Mark a member as stale: it answered with other weights than the current ones."""
         self.failed(member, anyio.current_time())
         member.weights, self.lost_at = "stale", anyio.current_time()

@@ -34,7 +34,7 @@ from agentrl.errors import EngineFailure, EngineRejected, EngineUnreachable
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"  # header by which SGLang's routers keep a session on one worker
 
 MAX_BACKOFF = 10.0
-_ABORT_AGAIN, _MOST_ABORTS = 1.0, 10
+_ABORT_AGAIN, _MAX_ABORTS = 1.0, 10
 # Kinds of failures that a retry would repeat.
 _FINAL = frozenset({"versions_unknown", "no_sampling_mask", "no_routed_experts", "other_prompt"})
 _UNSENT = Reply(0, b"")
@@ -151,7 +151,7 @@ class Requests:
         """End a call. `generate` then returns the tokens so far."""
         call = self.live[name]
         call.aborted = True
-        for _ in range(_MOST_ABORTS):
+        for _ in range(_MAX_ABORTS):
             if call.member is None:
                 call.waiting.cancel()
                 return
@@ -211,7 +211,7 @@ class Requests:
                 await self._pause_gate.wait_open()
                 began = anyio.current_time()
             if (member := self._registry.choose(call.session_id, anyio.current_time())) is None:
-                await self._somebody(began)
+                await self._wait_for_engine(began)
                 continue
             reply, trial = _UNSENT, member.weights != "current"
             try:
@@ -314,7 +314,7 @@ class Requests:
         if isinstance(error, EngineUnreachable):
             self._registry.lost(member)
         elif error.kind == "other_weights":
-            self._registry.has_stale_weights(member)
+            self._registry.mark_stale(member)
         elif isinstance(error, EngineRejected) and error.kind not in _FINAL and busy_or_broken(error.status):
             self._registry.failed(member, anyio.current_time(), retry_after)
         else:
@@ -324,7 +324,7 @@ class Requests:
         """Return true if `engine_absence_timeout` has not passed since `began`, or since the last loss of an engine."""
         return anyio.current_time() - max(began, self._registry.lost_at) < self._settings.engine_absence_timeout
 
-    async def _somebody(self, began: float) -> None:
+    async def _wait_for_engine(self, began: float) -> None:
         """Wait for a member with current weights."""
         if self._registry.members and self._registry.folder is None and not self._patient(began):
             raise EngineUnreachable(

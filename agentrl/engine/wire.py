@@ -125,11 +125,10 @@ class Generation:
 
 
 def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
-    """Merge the parts of one answer. Without any part, the answer was aborted before its first token.
-
-    Ids, log-probs and texts are concatenated, version spans are shifted, and adjacent spans of one version are merged.
-    Finish reason, version and `meta_info` are the last part's, except that the counts of `_SUMMED` are summed.
-    `cached_tokens` is the first part's: later parts mostly find tokens that this answer itself has cached."""
+    """Merge the parts of one answer. Without any part, the answer was aborted before its first token. Ids, log-probs
+    and texts are concatenated, version spans are shifted, and adjacent spans of one version are merged. Finish reason,
+    version and `meta_info` are the last part's, except that the counts of `_SUMMED` are summed. `cached_tokens` is the
+    first part's: later parts mostly find tokens that this answer itself has cached."""
     if not parts:
         return Generation([], [], "", FinishReason("abort"), "", (), prompt_tokens, 0, {})
     if len(parts) == 1:

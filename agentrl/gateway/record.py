@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentrl.gateway.tree import SessionTree
 
-MOST_TURNS: Final = 500
-MOST_TEXT: Final = 200
+MAX_TURNS: Final = 500
+MAX_TEXT: Final = 200
 """Characters of a dropped turn's text, of an agent's name, and of the reason for a refusal."""
 
 
@@ -37,11 +37,11 @@ class TurnRecord(BaseModel):
 
 
 class SessionRecord(BaseModel):
-    """A session as it was closed; `left_out` is the number of turns beyond the first `MOST_TURNS`."""
+    """A session as it was closed; `left_out` is the number of turns beyond the first `MAX_TURNS`."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    turns: list[TurnRecord] = Field(max_length=MOST_TURNS)
+    turns: list[TurnRecord] = Field(max_length=MAX_TURNS)
     left_out: int = 0
     refused: list[str] = []
 
@@ -75,11 +75,11 @@ class SessionRecord(BaseModel):
                 role=roles.get(node, ""),
                 agent=_short(node.agent) if node in roles else "",
             )
-            for node, dropped in islice(tree.dropped(rewarded).items(), MOST_TURNS)
+            for node, dropped in islice(tree.dropped(rewarded).items(), MAX_TURNS)
         ]
         return cls(turns=turns, left_out=len(tree.nodes) - len(turns), refused=[*map(_short, refused)])
 
 
 def _short(text: str) -> str:
     """Return the beginning of a text, in characters that can be stored."""
-    return text[:MOST_TEXT].encode("utf-8", "replace").decode()
+    return text[:MAX_TEXT].encode("utf-8", "replace").decode()

@@ -61,7 +61,7 @@ _PASSED: Final = """
     return_hidden_states return_routed_experts priority lora_path
 """
 """Fields of `/generate` that the pool adds to its request."""
-_MOST_UNREAD: Final = 64 << 20
+_MAX_UNREAD: Final = 64 << 20
 """Maximum number of bytes of a stream that its client has not read."""
 _KNOWN: Final = {each.name for each in fields(SamplingParams)} - set(REQUEST_LEVEL_FIELDS)
 
@@ -270,8 +270,8 @@ async def _parts(relay: Callable[..., Awaitable[Reply]], newest: bool) -> AsyncG
     def sink(part: Reply) -> None:
         nonlocal size
         size += len(part.body)
-        if size > _MOST_UNREAD and not newest:
-            raise EngineRejected(f"the client left more than {_MOST_UNREAD >> 20} MiB of the stream unread")
+        if size > _MAX_UNREAD and not newest:
+            raise EngineRejected(f"the client left more than {_MAX_UNREAD >> 20} MiB of the stream unread")
         unread.append(part)
         more.set()
 

@@ -45,7 +45,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 _SAMPLING: Final = TypeAdapter(SamplingParams)
 _NAMES: Final = {each.name for each in fields(SamplingParams)}
-_MOST_IGNORED: Final = 100
+_MAX_IGNORED: Final = 100
 
 
 WorkRunner = Callable[..., Awaitable[Any]]
@@ -266,7 +266,7 @@ class Session:
     def _count_ignored(self, request: AgentRequest) -> None:
         """Count fields without effect. The number of names is limited, because the agent chooses them."""
         for name in (f"ignored/{name:.80}" for name in request.ignored):
-            if name in self.counts or sum(known.startswith("ignored/") for known in self.counts) < _MOST_IGNORED:
+            if name in self.counts or sum(known.startswith("ignored/") for known in self.counts) < _MAX_IGNORED:
                 self.counts[name] += 1
 
     async def _with_references(self, request: AgentRequest, size: int, run: WorkRunner) -> AgentRequest:

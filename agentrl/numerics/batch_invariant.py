@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-MOST_KEYS = 1 << 14  # maximum keys of a query; it is fixed, so attention's grid does not depend on the number of keys
+MAX_KEYS = 1 << 14  # maximum keys of a query; it is fixed, so attention's grid does not depend on the number of keys
 _SUM_BITS = 50  # bits of a sum: fewer than the 53 of float64
 
 
@@ -62,8 +62,8 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return attention [..., heads, queries, dim] as torch does, and log-sum-exps [..., heads, queries] in float32."""
-    if k.shape[-2] > MOST_KEYS:
-        raise ValueError(f"batch-invariant attention reads at most {MOST_KEYS} tokens, got {k.shape[-2]}")
+    if k.shape[-2] > MAX_KEYS:
+        raise ValueError(f"batch-invariant attention reads at most {MAX_KEYS} tokens, got {k.shape[-2]}")
     groups = q.shape[-3] // k.shape[-3]
     k, v = k.repeat_interleave(groups, -3), v.repeat_interleave(groups, -3).double()
     factor = torch.tensor(scale or q.shape[-1] ** -0.5, dtype=torch.float32, device=q.device)  # equal last bits
@@ -76,7 +76,7 @@ def attention(
     shares = exp(scores - top)
     # Shares are multiplied by the sizes of values, so that the grid of the values is the same for all keys.
     size = v.abs().amax(-1, keepdim=True).clamp(min=1e-30)
-    bits = (_SUM_BITS - _log2(MOST_KEYS)) // 2
+    bits = (_SUM_BITS - _log2(MAX_KEYS)) // 2
     whole = _rounded(shares, 2 * bits, 1.0).sum(-1, keepdim=True)
     out = _rounded(shares * size.mT, bits) @ _rounded(v / size, bits, 1.0) / whole
     return out.to(q.dtype), (top + log(whole)).squeeze(-1).float()

@@ -30,7 +30,7 @@ class OffloadedTensors:
         self._file.flush()
         for storage in (self._kept | self._emptied).values():
             _drop(storage)
-        give_back()
+        release_freed_memory()
 
     def restore(self) -> None:
         """Restore all tensors in place. Raises OSError: the file could not be read."""
@@ -49,7 +49,7 @@ class OffloadedTensors:
         self._file.close()
 
 
-def give_back() -> None:
+def release_freed_memory() -> None:
     """Return freed memory to the system, because allocators keep it for the next request."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

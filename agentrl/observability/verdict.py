@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from agentrl.observability.charts import number
 
 Outcome = Literal["learned", "stayed high", "got worse", "did not learn", "too short to say"]
-_LEAST_ROLLOUTS, _WINDOW = 6, 3
+_MIN_ROLLOUTS, _WINDOW = 6, 3
 _MOVES = ("rollout/reward", "rollout/model_tokens", "train/entropy")
 _SURE, _HIGH = 2.5, 0.8
 """A change above `_SURE` standard errors is not noise. A share of solved trajectories from `_HIGH` on is high."""
@@ -206,7 +206,7 @@ def judge(rows: Iterable[Mapping[str, Any]]) -> RunVerdict | None:
     solved = f["rollout/pass@1"]
     noise = f"{f'at best {number(reward.top)}, ' if reward.fell else ''}standard error {number(reward.noise)}"
     figures = f"mean reward {reward} ({noise}) over {f.rows[-1]['step'] + 1} rollouts"
-    if len(f.rows) < _LEAST_ROLLOUTS:
+    if len(f.rows) < _MIN_ROLLOUTS:
         return RunVerdict("too short to say", figures)
     if reward.moved > _SURE and not reward.fell:
         return RunVerdict("learned", figures)

@@ -23,7 +23,7 @@ from agentrl.errors import GraderFailure
 from agentrl.rm_hub.grade import Grade, GraderService, Metadata
 from agentrl.rm_hub.reading.common import one_of
 from agentrl.rm_hub.settings import RmHubSettings
-from agentrl.rm_hub.submissions.sessions import MOST_OVERRUNS, NOT_RUN, Submission, run_tests
+from agentrl.rm_hub.submissions.sessions import MAX_OVERRUNS, NOT_RUN, Submission, run_tests
 from agentrl.rm_hub.submissions.tests import Checks, Programs, extract_code, read_tests, usual_imports, with_preamble
 from agentrl.sandbox import Sandbox, SandboxBusy, SandboxFailure, SandboxInput, SandboxLimits
 from agentrl.tools.threads import run_in_daemon_thread
@@ -83,7 +83,7 @@ class CodeGrader(GraderService):
         overruns = 0
         for given, want in cases.tests:
             seconds = min(self._settings.code_test_timeout, ends - time.monotonic())
-            if seconds <= 0 or overruns >= MOST_OVERRUNS:
+            if seconds <= 0 or overruns >= MAX_OVERRUNS:
                 results.append(NOT_RUN)
                 continue
             run = await self._sandbox.run(program, stdin=given, timeout=seconds)

@@ -134,11 +134,9 @@ class LLMJudge(GraderService):
 
 
 class JudgeCache:
-    """A cache of verdicts, by a digest of model, rubric and texts, in an SQLite file that processes may share.
-
-    An async context manager. A thread reads and writes the file, and creates it if it is missing. It keeps the rollback
-    journal: SQLite cannot switch to the write-ahead log while another process opens it. Raises SettingsError: the file
-    cannot be opened, or is no cache."""
+    """A cache of verdicts, by a digest of model, rubric and texts, in an SQLite file that processes may share. An async
+    context manager. A thread reads and writes the file, and creates it if it is missing. It keeps the rollback journal:
+    SQLite refuses another one while a process opens the file. Raises SettingsError: the file is no cache."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).expanduser()

@@ -22,7 +22,7 @@ from agentrl.rm_hub.reading.words import wordy
 
 WINDOW = 300  # characters at the end of a response that `dapo` reads. The longest answer of MATH-500 has 159
 
-_MOST_PARTS = 20
+_MAX_PARTS = 20
 _LINE = re.compile(r"(?i)(?:\banswer|答案)[*_\s]*[:：][*_]*[ \t]*")
 _ENDED = re.compile(r"</think>|###\s?Response")
 _LETTERED = re.compile(r"[{\s]*(?i:option |choice |answer )?(?:\(\s*[A-J]\s*\)|[A-J]\s*[.:)]\s)[}\s]*(?=\S)")
@@ -37,7 +37,7 @@ def grade_math(response: str, label: Any, metadata: Metadata) -> Grade:
 
 def grade_gsm8k(response: str, label: Any, metadata: Metadata) -> Grade:
     """Grade `gsm8k`: 1 if the response's final number equals the label's, else 0 (Cobbe et al. 2021, arXiv:2110.14168).
-    18, 18.00, $18, 18 dollars and "eighteen" are equal. A label with two or more decimals accepts a longer number that
+    18, 18.00, $18, 18 dollars and "eighteen" are equal; 17.99 is different. A label with two or more decimals accepts a longer number that
     rounds to it. A label is a number, GSM8K's solution text with `#### 18`, or a list."""
     wanted = [gold.rpartition("####")[2].strip() for gold in texts_of(label, "gsm8k")]
     if not all(numbers.read(clean(gold)) is not None for gold in wanted):
@@ -101,7 +101,7 @@ def grade_labels(response: str, golds: list[str], lenient: bool) -> Grade:
     verdict = best(golds, text)
     if not verdict.equal and found.how == "box" and any(shape(clean(gold)).kind in {"list", "set"} for gold in golds):
         # For a label with several parts, the response may put each part into its own box.
-        text = " or ".join(dict.fromkeys(box.text for box in boxes(sentences.seen(response))[-_MOST_PARTS:]))
+        text = " or ".join(dict.fromkeys(box.text for box in boxes(sentences.seen(response))[-_MAX_PARTS:]))
         verdict = best(golds, text)
     return Grade(float(verdict.equal), verdict.equal, text, f"{found.how}: {verdict.reason}")
 

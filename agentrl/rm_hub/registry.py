@@ -119,7 +119,7 @@ def grade(rm_type: str, response: str, label: Any = None, metadata: Metadata | N
     """Grade one answer, in this process and without a deadline. `rm_type` is a NAME of `graders()`, `boxed_NAME`, or
     `path/to/file.py:function`. `label` is the accepted answer or a list. Some graders need `metadata`. Raises
     SettingsError: the grader is unknown, or must be awaited. GraderFailure: the label or a field of the metadata is
-    missing or has the wrong type, or the grader failed."""
+    missing or has the wrong type, or the grader raised an exception."""
     spec, metadata = find(rm_type), {} if metadata is None else metadata
     if spec.runs != "process":
         otherwise = "use async_rm in async code, or grade_many"

@@ -1,7 +1,6 @@
 """The resources that all trajectories of a process share.
 
-`RolloutContext` is built once per process. While a generate function runs, `helpers.current()` returns it, so that a
-custom function that gets only `(args, samples)` can still use the engine and the chat template."""
+`RolloutContext` is built once per process. `helpers.current()` returns it in a generate function, even a custom one."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -108,12 +108,10 @@ class RolloutCoordinator:
                     tasks.cancel_scope.cancel()
 
     async def batch(self, step: int) -> Rollout:
-        """Return the groups of training step `step`.
-
-        First lets groups of this step start. Then waits until the batch is full, the data has ended, or a group failed.
-        Groups come in the data's order, so that gradients are summed in the same order in every run. Raises Failure:
-        its policy stops the run. AgentRLError: too many groups in a row were dropped, or the store, filter or grader
-        failed."""
+        """Return the groups of training step `step`. First lets groups of this step start. Then waits until the batch
+        is full, the data has ended, or a group failed. Groups come in the data's order, so gradients are summed in the
+        same order in every run. Raises Failure: its policy stops the run. AgentRLError: too many groups in a row were
+        dropped; store, filter or grader failed."""
         try:
             if self._error is None:
                 await self._begin(step)
@@ -196,10 +194,9 @@ class RolloutCoordinator:
             await self._changed.wait()
 
     async def _pump(self) -> None:
-        """Lease groups as long as the coordinator runs.
-
-        After each attempt it waits for a change: a batch was begun or handed over, a trajectory or group ended, weights
-        were updated. It wakes `batch` if the data has ended or an error occurred."""
+        """Lease groups as long as the coordinator runs. After each attempt it waits for a change: a batch was begun or
+        handed over, a trajectory or group ended, weights were updated. It wakes `batch` if the data has ended or an
+        error occurred."""
         while True:
             changed = self._changed
             try:

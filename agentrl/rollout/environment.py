@@ -18,7 +18,7 @@ import anyio
 
 from agentrl.envs import Environment, EnvSpec, Step, Turn
 from agentrl.errors import AgentRLError, EnvFailure, ungrouped
-from agentrl.plugins import stops_the_caller
+from agentrl.plugins import must_propagate
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.failures import bad_result, describe, guarded
 from agentrl.sample import Message, Sample
@@ -38,7 +38,7 @@ def make_environment(entry: EnvSpec, context: RolloutContext) -> Environment:
         made.engine_group = context.engine_group
         return made
     except BaseException as raised:
-        if stops_the_caller(raised):
+        if must_propagate(raised):
             raise
         raise EnvFailure(describe(f"making a {entry.kind.__name__}", raised), kind="env_raised") from raised
 

@@ -21,7 +21,7 @@ from agentrl.errors import (
     TrajectoryPlace,
     first_error,
 )
-from agentrl.plugins import describe_error, stops_the_caller
+from agentrl.plugins import describe_error, must_propagate
 from agentrl.sample import Sample, Status
 from agentrl.tools import ToolError
 
@@ -70,7 +70,7 @@ async def guarded(
             raise late(limit.verdict + (f"; {flag} sets the limit" if flag else ""), kind=f"{late.blame}_timeout")
         return result
     except BaseException as raised:
-        if stops_the_caller(raised):
+        if must_propagate(raised):
             raise
         first = first_error(raised)
         error: AgentRLError = failure(describe(what, first), kind=f"{failure.blame}_raised")
@@ -100,9 +100,8 @@ def mark_failed(sample: Sample, failure: Failure) -> Sample:
 
 
 def trainable(sample: Sample) -> bool:
-    """Return true if the sample of a failed trajectory has a loss mask that fits its tokens.
-
-    User code may have been interrupted after it set the tokens and before it set the mask."""
+    """Return true if the sample of a failed trajectory has a loss mask that fits its tokens. User code may have been
+    interrupted after it set the tokens and before it set the mask."""
     return bool(sample.response_length) and sample.loss_mask is not None and _whole(sample)
 
 
@@ -115,9 +114,8 @@ def _whole(sample: Sample) -> bool:
 
 
 def mask_out(sample: Sample) -> Sample:
-    """Exclude the sample from training. It stays for statistics and baselines, with reward 0 if it has no reward.
-
-    A sample without tokens, or with inconsistent lists, gets a single prompt token, because a train batch accepts
+    """Exclude the sample from training. It stays for statistics and baselines, with reward 0 if it has no reward. A
+    sample without tokens, or with inconsistent lists, gets a single prompt token, because a train batch accepts
     neither. The sample of a hosted model gets none."""
     sample.remove_sample = True
     if not _whole(sample) and not sample.hosted:

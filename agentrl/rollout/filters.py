@@ -16,7 +16,6 @@ from agentrl.sample import Sample, version_number
 @dataclass(frozen=True, slots=True)
 class FilterOutput:
     """A filter's verdict; `reason` goes into the ledger and the metrics if the group is dropped.
-
     `keep_when_insufficient`: keep the group nevertheless if another group would have to be generated in its place."""
 
     keep: bool
@@ -39,8 +38,7 @@ def nonzero_std(args: Any, samples: list[Sample]) -> FilterOutput:
 
 
 def load_filter(path: str) -> GroupFilter:
-    """Load `--dynamic-sampling-filter-path`. Raises PluginError: it is not found, or not a plain function of
-    `(args, samples)`."""
+    """Load `--dynamic-sampling-filter-path`. Raises PluginError: it is missing, or no function of `(args, samples)`."""
     flag = "--dynamic-sampling-filter-path"
     found: GroupFilter = load_object(path, what=flag, default_names=("filter", "keep"))
     if not callable(found) or inspect.iscoroutinefunction(found):

@@ -24,7 +24,7 @@ import anyio
 
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, PluginError, SampleError
-from agentrl.plugins import defined_at, load_object, positional, stops_the_caller, user_code
+from agentrl.plugins import defined_at, load_object, must_propagate, positional, user_code
 from agentrl.rollout.failures import bad_result, guarded
 from agentrl.sample import Sample, Status
 from agentrl.tools.threads import result_of
@@ -183,8 +183,7 @@ class RewardFunction:
 
     @classmethod
     def load(cls, path: str, *, group: bool) -> "RewardFunction":
-        """Load and inspect `--custom-rm-path`. Raises PluginError: it is not found, not callable, or its signature is
-        none of the accepted forms."""
+        """Load `--custom-rm-path`. Raises PluginError: it is not found, not callable, or has a wrong signature."""
         flag = "--custom-rm-path"
         names = ("batched_custom_rm", "reward_func", "custom_rm", "compute_reward")
         function = load_object(path, what=flag, default_names=names if group else names[1:])
@@ -228,7 +227,7 @@ class RewardFunction:
             try:
                 rewards[at] = await result_of(partial(self.function, args, sample))
             except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
-                if stops_the_caller(error):
+                if must_propagate(error):
                     raise
                 # Raised by a task, these errors would end the event loop, or be lost.
                 raise BaseExceptionGroup(self.name, [error]) from None

@@ -249,9 +249,8 @@ def _seen(members: list[Sample], generate: GenerateFunction | str | None) -> lis
 
 
 def _fresh(sample: Sample, attempt: int) -> Sample:
-    """Return a pending copy of a leased sample; it shares nothing with the sample or with an earlier attempt.
-
-    The copy of a finished sample, which a data source gives for reuse, stays finished."""
+    """Return a pending copy of a leased sample; it shares nothing with the sample or with an earlier attempt. The copy
+    of a finished sample, which a data source gives for reuse, stays finished."""
     copy = deepcopy(sample)
     if sample.finished:
         return copy

@@ -109,9 +109,8 @@ class Recorder:
             raise ContextOverflow(f"the conversation has {talk.length} tokens, {talk.context_length} fit")
 
     def claim(self, sample: Sample) -> bool:
-        """Copy the tokens of its conversation to `sample`; return false if no conversation was recorded for it.
-
-        The conversation is the one claimed before, the one whose list is `sample.prompt`, or the only free one. Raises
+        """Copy the tokens of its conversation to `sample`; return false if no conversation was recorded for it. The
+        conversation is the one claimed before, the one whose list is `sample.prompt`, or the only free one. Raises
         EnvFailure: several conversations are possible."""
         free = [r for r in self.records if r.owner is None or r.owner is sample]
         mine = [r for r in free if r.owner is sample or r.given is sample.prompt] or free
@@ -224,11 +223,10 @@ def extract_tool_call(response: str) -> ToolCall | None:
 
 
 async def execute_tool(call: ToolCall) -> str:
-    """Run a call against the tools of `--env`. Errors of the tool are returned as text for the model.
-
-    The call counts for the conversation that `generate_single` continued last in the same task. Tools that keep state
-    (variables of a Python session) keep it for one call of the generate function. Raises ToolFailure: the tool failed,
-    and its `on_failure` is "fail"."""
+    """Run a call against the tools of `--env`. Errors of the tool are returned as text for the model. The call counts
+    for the conversation that `generate_single` continued last in the same task. Tools that keep state (variables of a
+    Python session) keep it for one call of the generate function. Raises ToolFailure: the tool failed, and its
+    `on_failure` is "fail"."""
     recorder = _recorder()
     record, started = _RECORD.get(), time.monotonic()
     try:

@@ -48,8 +48,7 @@ class StartupCheck:
             self.judge()
 
     def judge(self) -> None:
-        """Judge the first groups by the groups that have ended. Raises AgentRLError: all of them failed for the same
-        reason."""
+        """Judge the first groups that have ended. Raises AgentRLError: all of them failed for the same reason."""
         if (causes := set(self._ended)) in ({_REWARD}, {_PROMPT}):
             raise AgentRLError(f"{causes.pop().format(len(self._ended))}: {self._last}")
 

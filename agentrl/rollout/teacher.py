@@ -28,9 +28,8 @@ _PIECES = 200
 
 
 async def teach(group: Group, context: RolloutContext, tally: Tally) -> None:
-    """Set the teacher's log-probs of the response on every sample of the group, if there is a teacher. Raises
-    EngineFailure: the teacher failed, and the policy ends the run. DropGroup: the teacher failed, and the policy is
-    another one."""
+    """Set the teacher's log-probs of the response on every sample of the group, if there is a teacher. Raises, if the
+    teacher failed: EngineFailure if the policy ends the run, else DropGroup."""
     if (teacher := context.teacher) is None:
         return
 

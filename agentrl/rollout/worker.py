@@ -79,8 +79,7 @@ class Player(Protocol):
 
     async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
         """Play a group. Cancelling the call cancels the lease; the last `LeaseProgress` is still reported. Raises
-        WorkerLost: the worker's process died. The coordinator releases the group. AgentRLError: the run cannot go
-        on."""
+        WorkerLost: the worker died, and the coordinator releases the group. AgentRLError: the run cannot go on."""
 
     async def evaluate(self, number: int, group: Group, tally: Tally) -> Group:
         """Play a group of evaluation set `number`, and return it graded. Raises DropGroup: a failure's policy drops the

@@ -2,8 +2,7 @@
 
 1. `write_delta` compares a version with the previous version. A changed block is stored as the compressed XOR of old
    and new bytes. The index has the position of each block, and the size and hash of each file.
-2. `fetch` makes the copy of a version from the previous copy and the delta. If a file is damaged, `fetch` copies the
-   whole version."""
+2. `fetch` makes the copy of a version from the previous copy and the delta, or copies all if a file is damaged."""
 
 import fcntl
 import hashlib

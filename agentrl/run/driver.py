@@ -121,8 +121,8 @@ class DeviceSharing:
                 await self._parts.trainer.onload()
 
 
-_LEAST_ESS, _FAR_APART_STEPS = 0.7, 2
-"""The driver warns if the effective sample size is below `_LEAST_ESS` in `_FAR_APART_STEPS` steps in a row."""
+_MIN_ESS, _MISMATCH_STEPS = 0.7, 2
+"""The driver warns if the effective sample size is below `_MIN_ESS` in `_MISMATCH_STEPS` steps in a row."""
 
 
 class Driver:
@@ -282,8 +282,8 @@ class Driver:
         self._progress.step(step, metrics)
         if (ess := metrics.get("train/mismatch_ess")) is None:
             return  # these are the metrics of an evaluation
-        self._far_apart = self._far_apart + 1 if ess < _LEAST_ESS else 0
-        if self._far_apart == _FAR_APART_STEPS:
+        self._far_apart = self._far_apart + 1 if ess < _MIN_ESS else 0
+        if self._far_apart == _MISMATCH_STEPS:
             self._progress.note(
                 f"train/mismatch_ess is {ess:.2f}: the weights that sampled these tokens are far from the trained ones, and the "
                 "reward may collapse; lower --max-staleness or --lr, or correct with --use-tis"

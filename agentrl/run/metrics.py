@@ -46,8 +46,7 @@ def rollout_metrics(
 
 def staleness_metrics(batch: TrainBatch) -> dict[str, float]:
     """Return the age, in rollouts, of the weights that sampled the trained tokens. Names: `staleness/mean`,
-    `staleness/max`, and `staleness/share_<n>`: the share of tokens that are n rollouts old. Tokens of an unknown
-    version do not count."""
+    `staleness/max`, and `staleness/share_<n>`: the share of tokens of age n. Tokens of unknown version do not count."""
     ages = batch.staleness[batch.staleness >= 0]
     if not ages.size:
         return {}

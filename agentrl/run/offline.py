@@ -19,7 +19,7 @@ from agentrl.run.driver import open_folder
 from agentrl.run.engines import launched, launched_groups
 from agentrl.run.preflight import prepared
 from agentrl.run.resuming import evaluations_in
-from agentrl.run.rollouts import LedgerRollouts, OpenWorkers, RolloutResources, spare_loaded
+from agentrl.run.rollouts import LedgerRollouts, OpenWorkers, RolloutResources, freeze_loaded_objects
 from agentrl.run.signals import stopped_by_sigterm
 from agentrl.runfolder import BELOW, DEMONSTRATIONS, LEDGER
 from agentrl.sample import Sample, Status
@@ -85,7 +85,7 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str], work
             launched_groups(settings, folder) as settings,
             LedgerRollouts.open(settings, folder, urls, resume, kind="rollout", workers=workers) as rollouts,
         ):
-            spare_loaded()
+            freeze_loaded_objects()
             progress.begin("first rollout")
             for step in range(first, total):
                 progress.phase(f"rollout {step + 1}: generating")

@@ -137,8 +137,7 @@ def prepared(
 
 
 def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None = None) -> list[str]:
-    """Make all checks that need no started process; return notes for the user. Arguments and errors are those of
-    `prepared`."""
+    """Make all checks that need no started process; return notes for the user. Arguments and errors: see `prepared`."""
     problems, train = problems or Problems(), purpose == "train"
     if train and settings.cluster.backend == "ray" and find_spec("ray") is None:
         raise ModuleNotFoundError("No module named 'ray'", name="ray")
@@ -377,11 +376,11 @@ def _training_rows(settings: RunSettings, plugins: Plugins, whole: bool) -> Firs
         check_source(settings.data)  # the source names the environments
     elif (first := check_source(settings.data, rows.look)) is None:
         if whole and not own_source:
-            _someone_asks(plugins)
+            _check_prompts_are_made(plugins)
     elif problem := rows.look(first):  # the only row that a lazy check reads
         raise DataError(f"--prompt-data {settings.data.prompt_data}: its first row: {problem}")
     elif whole:
-        someone_grades(settings, rows)
+        check_graded(settings, rows)
     return rows
 
 
@@ -389,13 +388,13 @@ def _eval_rows(held_out: EvalSet, whole: bool) -> FirstRows:
     rows = FirstRows(Plugins.load(held_out.settings) if whole else Plugins())
     held_out.data.check(rows.look)
     if whole:
-        someone_grades(held_out.settings, rows)
+        check_graded(held_out.settings, rows)
     if chosen := held_out.metadata.get("env"):
         rows.rows[chosen] = held_out.data[0]
     return rows
 
 
-def _someone_asks(plugins: Plugins) -> None:
+def _check_prompts_are_made(plugins: Plugins) -> None:
     """Check that the environment or the generate function makes prompts, as there is no prompt data."""
     if plugins.environments is None or plugins.generate is not None:
         return
@@ -461,7 +460,7 @@ def _teacher(settings: RunSettings, chat: Chat) -> None:
         same_vocabulary(chat.tokenizer, text, load_tokenizer(folder)(text)["input_ids"], f"--opd-teacher-load {folder}")
 
 
-def someone_grades(settings: RunSettings, first: FirstRows) -> None:
+def check_graded(settings: RunSettings, first: FirstRows) -> None:
     """Refuse a run in which no trajectory can get a reward. Runs in which user code may set rewards pass."""
     rm_type, plugins = settings.rollout.rm_type, first.plugins
     if rm_type is not None:

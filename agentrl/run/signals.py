@@ -16,7 +16,7 @@ def stopped_by_sigterm() -> Iterator[None]:
     """Turn SIGTERM during this block into `SystemExit(143)`. Does nothing outside the main thread."""
     before = signal.getsignal(signal.SIGTERM)
     _TERMINATED.clear()
-    heed_sigterm()
+    handle_sigterm()
     try:
         yield
     except KeyboardInterrupt:
@@ -28,7 +28,7 @@ def stopped_by_sigterm() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def heed_sigterm() -> None:
+def handle_sigterm() -> None:
     """Replace a library's handler (Ray's) with ours, and cancel its alarm, which would abort the cleanup. Restore
     SIGINT: a script's background jobs start with SIGINT ignored, and would ignore SIGTERM too."""
     if threading.current_thread() is threading.main_thread():

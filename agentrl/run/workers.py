@@ -33,7 +33,7 @@ from agentrl.rollout.stats import RolloutStats, Tally
 from agentrl.rollout.worker import Lease, LeaseProgress, Played, WorkerLost
 from agentrl.rollout.worker import Player as Player
 from agentrl.run.protocols import ComponentLost
-from agentrl.run.rollouts import Loaded, spare_loaded
+from agentrl.run.rollouts import Loaded, freeze_loaded_objects
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class WorkerServer:
         async with loaded.engines(self._urls, follows=True) as pool, loaded.worker(pool) as self._worker:
             assert isinstance(pool, EnginePool)
             self._pool = pool
-            spare_loaded()
+            freeze_loaded_objects()
             self._ready.set()
             await self._end.wait()
             for call in self._calls.values():

@@ -252,7 +252,6 @@ class SandboxSession(AbstractAsyncContextManager["SandboxSession"]):
 
 def try_backends() -> dict[Backend, tuple[bool, str]]:
     """For every safe backend, the preferred one first: whether it works here, and which Python it runs or why not.
-
     Takes about a second, in an event loop of its own."""
 
     async def tried() -> dict[Backend, tuple[bool, str]]:

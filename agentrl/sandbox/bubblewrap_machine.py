@@ -29,11 +29,10 @@ _REMOVE = 'rm -rf -- "$1" || { chmod -R u+rwX -- "$1"; rm -rf -- "$1"; }'
 
 
 class BubblewrapMachine(Machine):
-    """A machine of bubblewrap: a folder is the file system, and namespaces of the kernel confine the commands.
-
-    `image` is a folder with a root file system, which is copied. Without an image, the machine has the host's system
-    folders, read-only; /app, /home, /tmp and other usual folders are its own and writable. Commands run as an
-    unprivileged user. If the caller is root, this is user 65534 of the host."""
+    """A machine of bubblewrap: a folder is the file system, and namespaces of the kernel confine the commands. `image`
+    is a folder with a root file system, which is copied. Without an image, the machine has the host's system folders,
+    read-only; /app, /home, /tmp and other usual folders are its own and writable. Commands run as an unprivileged user.
+    If the caller is root, this is user 65534 of the host."""
 
     _folder: Path
     _host: bool

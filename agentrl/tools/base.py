@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from agentrl.clock import Deadline, waiting
 from agentrl.errors import Failure, PluginError, SandboxUnavailable, ToolFailure, first_error
 from agentrl.media import is_picture
-from agentrl.plugins import stops_the_caller
+from agentrl.plugins import must_propagate
 from agentrl.tools.arguments import (
     Arguments,
     Content,
@@ -164,7 +164,7 @@ class Tool:
         except (Failure, SandboxUnavailable):  # the trajectory cannot go on, or the whole run
             raise
         except BaseException as error:  # a tool is user code: whatever it raises is an observation for the model
-            if stops_the_caller(error):
+            if must_propagate(error):
                 raise
             raise ToolError(self._cut(described(first_error(error))), kind=OutcomeKind.RAISED) from error
         if limit.overdue:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from mcp.types import Tool as ServerTool
 
 Connect = Callable[[], AbstractAsyncContextManager["Client"]]
-_CLOSE_SECONDS, _MOST_PAGES = 10.0, 100
-_MOST_CHARS = 1 << 18
+_CLOSE_SECONDS, _MAX_PAGES = 10.0, 100
+_MAX_CHARS = 1 << 18
 """Characters that the names, descriptions and schemas of a server's tools may have: all of them go into every prompt."""
 
 
@@ -125,9 +125,9 @@ class MCPTools(ToolSource):
             known = ", ".join(sorted(entry.name for entry in listed))
             raise PluginError(f"{self._what} has no tool {', '.join(missing)}; it has {known:.1000}")
         sizes = {entry.name: len(entry.model_dump_json()) for entry in taken}
-        if (size := sum(sizes.values())) > _MOST_CHARS:
+        if (size := sum(sizes.values())) > _MAX_CHARS:
             largest = max(sizes, key=lambda name: sizes[name])
-            said = f"{size:,} characters, {largest:.100} alone {sizes[largest]:,}; at most {_MOST_CHARS:,} may go into a prompt"
+            said = f"{size:,} characters, {largest:.100} alone {sizes[largest]:,}; at most {_MAX_CHARS:,} may go into a prompt"
             what = f"{self._what}: the descriptions and schemas of its tools have"
             raise PluginError(f"{what} {said}. Choose tools with `include`")
         tools = tuple(map(self._tool, taken))
@@ -254,12 +254,12 @@ class _Connection:
 
 async def _list_tools(client: "Client") -> list["ServerTool"]:
     found, cursor = list["ServerTool"](), None
-    for _ in range(_MOST_PAGES):
+    for _ in range(_MAX_PAGES):
         page = await client.list_tools(cursor=cursor)
         found += page.tools
         if (cursor := page.next_cursor) is None:
             return found
-    raise PluginError(f"the MCP server's list of tools has more than {_MOST_PAGES} pages")
+    raise PluginError(f"the MCP server's list of tools has more than {_MAX_PAGES} pages")
 
 
 def _without_titles(schema: Any) -> Any:

@@ -14,7 +14,7 @@ from agentrl.errors import PluginError
 
 SECONDS: Final = 0.5  # CPU time for one check
 _PATIENCE, _GRACE = 60.0, 5.0
-_MOST_BYTES = 1 << 18  # five problems of 2,000 characters, each as an escape of up to 12 bytes
+_MAX_BYTES = 1 << 18  # five problems of 2,000 characters, each as an escape of up to 12 bytes
 _NO_ANSWER = (anyio.EndOfStream, anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.BrokenResourceError, TimeoutError)
 _WORKER = Path(__file__).with_name("schema_worker.py")
 
@@ -54,7 +54,7 @@ class SchemaCheck:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         await self._process.stdin.send(line)
-        return await BufferedByteReceiveStream(self._process.stdout).receive_until(b"\n", _MOST_BYTES)
+        return await BufferedByteReceiveStream(self._process.stdout).receive_until(b"\n", _MAX_BYTES)
 
     async def close(self, grace: float = 0.0) -> int | None:
         """End the process; returns its exit status if it ended by itself within `grace` seconds."""

@@ -19,7 +19,7 @@ from jsonschema.validators import Draft202012Validator, validator_for
 from jsonschema_specifications import REGISTRY
 
 _MEMORY = 2 << 30
-_MOST_PROBLEMS, _MOST_CHARS = 5, 1000
+_MAX_PROBLEMS, _MAX_CHARS = 5, 1000
 
 
 @lru_cache
@@ -33,13 +33,13 @@ def _validator(schema: str) -> Validator:
 def answer(schema: str, arguments: Any) -> list[tuple[str, str]] | str:
     try:
         errors = sorted(_validator(schema).iter_errors(arguments), key=lambda error: error.json_path)
-        return [(error.json_path[:_MOST_CHARS], error.message[:_MOST_CHARS]) for error in errors[:_MOST_PROBLEMS]]
+        return [(error.json_path[:_MAX_CHARS], error.message[:_MAX_CHARS]) for error in errors[:_MAX_PROBLEMS]]
     except SchemaError as error:
-        return error.message[:_MOST_CHARS]
+        return error.message[:_MAX_CHARS]
     except RecursionError:
         return "it refers to itself without end, or nests too deeply"
     except Exception as error:  # noqa: BLE001 - a schema is foreign code, and can raise anything
-        return f"{type(error).__name__}: {error}"[:_MOST_CHARS]
+        return f"{type(error).__name__}: {error}"[:_MAX_CHARS]
 
 
 def main(seconds: float) -> None:

@@ -4,7 +4,7 @@
    from exiting. The threads here are daemons, which are never joined.
 2. An event loop has `PLACES` places for sync tools alone, so that no other work waits for them. A call keeps its place
    until its thread ends, even if the call is cancelled. At its deadline, cancelled or not, a running call loses its
-   place, and counts as hung until its thread ends. With `MOST_HUNG` hung calls, every other call fails at once. So the
+   place, and counts as hung until its thread ends. With `MAX_HUNG` hung calls, every other call fails at once. So the
    number of threads is bounded."""
 
 import asyncio
@@ -26,7 +26,7 @@ from agentrl.tools.arguments import OutcomeKind, ToolError
 
 T = TypeVar("T")
 PLACES: Final = 40
-MOST_HUNG: Final = 64
+MAX_HUNG: Final = 64
 
 
 async def run_in_daemon_thread(function: Callable[[], T], ended: Callable[[], None] = lambda: None) -> T:
@@ -91,7 +91,7 @@ class ToolThread:
     async def __aenter__(self) -> Self:
         await self._threads.places.acquire_on_behalf_of(self)
         self._placed, hung = True, +self._threads.hung
-        if hung.total() >= MOST_HUNG:
+        if hung.total() >= MAX_HUNG:
             self._give_back()
             names = ", ".join(f"`{name}` ({count})" for name, count in hung.most_common(5))
             text = f"`{self._name}` was not run: {hung.total()} calls of tools never returned: {names}"

@@ -40,8 +40,7 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class TrainBatch:
-    """S samples, T tokens, R response tokens: `PerToken` is [T], `PerResponseToken` [R], `PerSample` [S]. No index:
-    -1."""
+    """S samples, T tokens, R response tokens: `PerToken` is [T], `PerResponseToken` [R], `PerSample` [S]."""
 
     tokens: PerToken[np.int32]  # each sample's prompt and response
     offsets: NDArray[np.int64]

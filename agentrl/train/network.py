@@ -145,7 +145,7 @@ class Network(ABC):
         """Set the random state to a loaded one."""
 
 
-def rope_reach(config: Any) -> tuple[int, str] | None:
+def rope_max_length(config: Any) -> tuple[int, str] | None:
     """Return `Network.reach` of a transformers config. Beyond it, some RoPE types depend on a sequence's length."""
     rope = getattr(config, "rope_parameters", None) or {}
     if (kind := rope.get("rope_type")) not in ("dynamic", "longrope"):

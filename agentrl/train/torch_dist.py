@@ -88,8 +88,7 @@ class _Strict(_Unpickler):
 @contextmanager
 def as_data(path: Path) -> Iterator[None]:
     """Let torch load the checkpoint at `path` without running its code: the index may have only known names, the rest
-    loads with `weights_only`. Only one thread may load meanwhile. Raises CheckpointError: the index is damaged or has
-    other names."""
+    loads with `weights_only`. One thread at a time. Raises CheckpointError: the index is damaged or has other names."""
     try:
         _Strict(io.BytesIO((path / _INDEX).read_bytes())).load()
     except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean

@@ -462,8 +462,7 @@ class TrainBackend(ABC):
             self.ranks.leave()
             for models in ("ranks", "_files", "actor", "critic", "reference", "teacher"):
                 vars(self).pop(models, None)
-            # Models and process groups form cycles. Until collection, the threads of each gloo group wake 100 times a
-            # second.
+            # Models and process groups form cycles. Until collection, each gloo thread wakes a hundred times a second.
             gc.collect()
 
 

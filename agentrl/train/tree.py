@@ -24,8 +24,7 @@ class SharedPrefixes:
 
     order: tuple[int, ...]  # [S] indices of the sequences
     shared: tuple[int, ...]
-    """[S] length of the prefix shared with the sequence before. It is 0 at the first place and instead of less than
-    `LEAST`."""
+    """[S] length of the prefix shared with the sequence before; 0 at the first place, and if below `LEAST`."""
 
     @classmethod
     def of(cls, sequences: Sequence[Ids]) -> "SharedPrefixes":

@@ -33,7 +33,7 @@ from examples.geo3k_vlm.scenes import (
     BACKGROUND,
     DOT_COLOURS,
     GRID,
-    MOST_DOTS,
+    MAX_DOTS,
     SIDES,
     Question,
     choices,
@@ -64,7 +64,7 @@ _SHOWN = """\
 """
 _PHASES = (("skill", 150, 3e-3, 1.0, False), ("form", 60, 2e-3, 1.0, True), ("habit", 30, 6e-4, 0.3, True))
 """Name, steps, learning rate, share of conversations that crop the right field, schema of the tool in the prompt."""
-_FACTS = (MOST_DOTS, len(DOT_COLOURS), len(SIDES))
+_FACTS = (MAX_DOTS, len(DOT_COLOURS), len(SIDES))
 _SCHEMAS = [tool.schema for tool in CropEnv.declared_tools()]
 
 

@@ -32,7 +32,7 @@ COLOURS |= {"purple": (150, 60, 190), "orange": (240, 140, 30)}
 SHAPES = ("circle", "square", "triangle", "cross")
 DOT_COLOURS = {"black": (0, 0, 0), "white": (255, 255, 255), "pink": (255, 120, 200)}
 SIDES = {"left": (-1, 0), "right": (1, 0), "top": (0, -1), "bottom": (0, 1)}
-MOST_DOTS = 3
+MAX_DOTS = 3
 TRAIN_QUESTIONS, TEST_QUESTIONS = 512, 200
 
 
@@ -84,7 +84,7 @@ def make_scene(rng: random.Random, count: int) -> tuple[Thing, ...]:
 
 
 def _thing(rng: random.Random, row: int, column: int, colour: str) -> Thing:
-    dots, dot_colour, side = rng.randint(1, MOST_DOTS), rng.choice(list(DOT_COLOURS)), rng.choice(list(SIDES))
+    dots, dot_colour, side = rng.randint(1, MAX_DOTS), rng.choice(list(DOT_COLOURS)), rng.choice(list(SIDES))
     shift = (rng.randint(-1, 1), rng.randint(-1, 1))
     return Thing(row, column, colour, rng.choice(SHAPES), dots, dot_colour, side, shift)
 
@@ -106,7 +106,7 @@ def choices(question: Question) -> tuple[str, ...]:
     """Return all answers that a question of this form may have."""
     match question.text.split()[0]:
         case "How":
-            return tuple(map(str, range(1, MOST_DOTS + 1)))
+            return tuple(map(str, range(1, MAX_DOTS + 1)))
         case "What":
             return tuple(DOT_COLOURS)
     return tuple(SIDES)

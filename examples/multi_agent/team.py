@@ -29,7 +29,7 @@ PROMPTS: dict[Role, str] = {
 OPPONENT = "OPPONENT_URL"
 """The environment variable with the opponent's address."""
 TEAM = 0.25
-MOST_CALLS = 2
+MAX_CALLS = 2
 
 _ANSWER = re.compile(r"<answer>(-?\d{1,9})</answer>")
 
@@ -60,10 +60,10 @@ async def member(role: Role, sample: Sample, candidates: Sequence[str] = ()) -> 
     content = PROMPTS[role].format(sample.prompt, *candidates)
     talk: list[Message] = [{"role": "user", "content": content}]
     one = Sample(index=sample.index, prompt=talk, label=sample.label, metadata={"role": role})
-    for calls in range(MOST_CALLS + 1):
+    for calls in range(MAX_CALLS + 1):
         one.response = await generate_single(talk)
         call = extract_tool_call(one.response)
-        if call is None or calls == MOST_CALLS:
+        if call is None or calls == MAX_CALLS:
             break
         talk.append({"role": "assistant", "content": one.response})
         talk.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": await execute_tool(call)})
@@ -78,7 +78,7 @@ async def opponent(problem: str, seed: int) -> str:
     """The opponent's answer, or nothing; it has the calculator too."""
     env = CalculatorEnv()
     talk: list[Message] = [{"role": "user", "content": PROMPTS["solver"].format(problem)}]
-    for _ in range(MOST_CALLS + 1):
+    for _ in range(MAX_CALLS + 1):
         message = await say(os.environ[OPPONENT], talk, tools=env.toolbox.schemas, seed=seed)
         if not (calls := message.get("tool_calls")):
             return _number(str(message["content"]))

@@ -122,7 +122,7 @@ def plan(rng: random.Random, goal: int) -> tuple[list[str], list[list[int]]]:
 async def test_200_episodes_earn_the_rewards_of_the_library_for_the_same_transcript() -> None:
     rng, following, seen, stops = random.Random(5), Plan(), set[float](), set[str]()
     async with opened() as kind, live(following) as served:
-        from counting_v1 import MOST_CALLS, Count
+        from counting_v1 import MAX_CALLS, Count
 
         for number in range(200):
             goal = number % 20 + 1
@@ -130,7 +130,7 @@ async def test_200_episodes_earn_the_rewards_of_the_library_for_the_same_transcr
             sample, reward = await play(served, kind, number)
             state = Count()
             for numbers in added:
-                if state.calls < MOST_CALLS:
+                if state.calls < MAX_CALLS:
                     state.total, state.calls = state.total + sum(numbers), state.calls + len(numbers)
             trace = await theirs(kind, number, sample.metadata["messages"], state)
             told = sample.metadata["verifiers"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentrl.chat import jinja
-from agentrl.chat.jinja import MOST_WORK
+from agentrl.chat.jinja import MAX_WORK
 from agentrl.chat.template import Template
 from agentrl.errors import TemplateError
 from tests.support.nightly import nightly
@@ -96,7 +96,7 @@ def test_what_only_web_pages_need_is_missing(source: str) -> None:
 
 
 def test_each_rendering_begins_anew_in_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jinja, "MOST_WORK", 1 << 22)
+    monkeypatch.setattr(jinja, "MAX_WORK", 1 << 22)
     template = Template("{% for i in range(999) %}{{ messages[0].content ~ i }}{% endfor %}", {})
     texts: list[str] = []
 
@@ -116,7 +116,7 @@ def test_long_conversations_are_no_attack() -> None:
     source = "{% for m in messages %}{{ '<' ~ m.role ~ '>' + m.content.replace('a', 'bbb')|trim }}{% endfor %}"
     messages = [{"role": "user", "content": "a" * 1000}] * 2000
     assert len(rendered(source, messages)) == 2000 * 3006
-    assert MOST_WORK > 10 * 2000 * 3006
+    assert MAX_WORK > 10 * 2000 * 3006
 
 
 def test_a_template_has_a_length() -> None:

@@ -17,7 +17,7 @@ from tests.support.vision import picture, tiny_vlm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SEEING = f"""{ENV}
+VISION_MODEL_TYPES = f"""{ENV}
 from tests.support.vision import picture
 
 
@@ -47,7 +47,7 @@ FORM: dict[str, Any] = {
 def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
     folder = Path(tmp_path_factory.mktemp("kit"))
     tiny_vlm(folder / "model", "qwen3_vl", tie_word_embeddings=False)
-    (folder / "seeing.py").write_text(SEEING)
+    (folder / "seeing.py").write_text(VISION_MODEL_TYPES)
     rows = [{"input": "What is <image>?", "label": str(i), "images": [f"{i}.png"]} for i in range(PROMPTS)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for i in range(PROMPTS):

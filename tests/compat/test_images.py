@@ -17,7 +17,7 @@ from tests.compat.test_rollout_hooks import opened
 from tests.engine.embedded.driver import check_seen
 from tests.support.vision import Kind, picture, tiny_vlm
 
-SEEING = Path(__file__).with_name("seeing.py")
+VISION_MODEL_TYPES = Path(__file__).with_name("seeing.py")
 
 
 def write_rows(folder: Path, count: int, label: str = "1") -> None:
@@ -32,7 +32,7 @@ async def test_a_function_shows_images_and_brings_their_pixels(kind: Kind, tmp_p
     folder = tiny_vlm(tmp_path / "model", kind, tie_word_embeddings=False)
     write_rows(tmp_path, 2)
     line = f"--hf-checkpoint {folder} --prompt-data {tmp_path}/rows.jsonl --input-key problem --label-key answer"
-    line += f" --apply-chat-template --custom-generate-function-path {SEEING}:generate --custom-rm-path {SEEING}:reward"
+    line += f" --apply-chat-template --custom-generate-function-path {VISION_MODEL_TYPES}:generate --custom-rm-path {VISION_MODEL_TYPES}:reward"
     line += " --rollout-batch-size 2 --n-samples-per-prompt 2 --rollout-max-response-len 6 --train-backend fsdp"
     keys = ["--multimodal-keys", '{"image": "images"}', "--output-dir", str(tmp_path / "run")]
     settings = RunSettings.from_cli([*line.split(), *keys])

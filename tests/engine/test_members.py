@@ -246,7 +246,7 @@ async def test_an_engine_that_hangs_as_it_is_brought_back_keeps_nobody_waiting(t
         await pool.receive(DiskUpdate("first"), "1")
         hangs.load_gate = gate = anyio.Event()
         hangs.version = "other"
-        pool._registry.has_stale_weights(pool.members[0])
+        pool._registry.mark_stale(pool.members[0])
         await until(lambda: len(hangs.loaded) == 2)
         for _ in range(3):
             pool._registry.lost(pool.members[1])
@@ -266,7 +266,7 @@ async def test_why_an_engine_cannot_be_brought_back_is_said_once(caplog: pytest.
         await pool.receive(DiskUpdate("first"), "1")
         server.load_status, server.version = 400, "other"
         with caplog.at_level(logging.WARNING):
-            pool._registry.has_stale_weights(pool.members[0])
+            pool._registry.mark_stale(pool.members[0])
             await until(lambda: len(server.loaded) == 5)
             assert caplog.text.count("answered 400") == 1
             server.load_status = 409
@@ -303,7 +303,7 @@ async def test_a_call_that_waited_for_a_place_is_not_sent_to_weights_found_stale
             tasks.start_soon(pool.generate, [2], PARAMS)
             await until(lambda: places.statistics().tasks_waiting == 1)
             server.version, server.load_gate = "default", anyio.Event()
-            pool._registry.has_stale_weights(pool.members[0])
+            pool._registry.mark_stale(pool.members[0])
             release.set()
             await until(lambda: places.value == 1)
             assert [body["input_ids"] for body in server.generates] == [[1]]
@@ -324,7 +324,7 @@ async def test_a_lost_engine_is_not_brought_back_while_weights_are_updated(tmp_p
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(pool.receive, DiskUpdate(str(tmp_path / "b")), "8")
             await until(lambda: len(one.loaded) == 2)
-            pool._registry.has_stale_weights(pool.members[1])
+            pool._registry.mark_stale(pool.members[1])
             probes = two.probes
             await until(lambda: two.probes > probes + 2)
             assert two.loaded == [str(tmp_path / "a"), str(tmp_path / "b")], "nobody but the update loads weights"

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from agentrl.chat.jinja import MOST_WORK
+from agentrl.chat.jinja import MAX_WORK
 from agentrl.chat.template import Template
 from tests.fuzz.mutate import few, fuzz, of_bytes
 from tests.fuzz.test_data import CALL, TOOL
@@ -63,7 +63,7 @@ def read(source: bytes) -> str:
 
 
 def sound(text: str) -> None:
-    assert len(text) <= MOST_WORK
+    assert len(text) <= MAX_WORK
 
 
 @few

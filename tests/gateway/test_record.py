@@ -13,7 +13,7 @@ from agentrl.chat import Chat
 from agentrl.engine.wire import SamplingParams
 from agentrl.gateway import record
 from agentrl.gateway.contracts import Refusal
-from agentrl.gateway.record import MOST_TEXT, SessionRecord
+from agentrl.gateway.record import MAX_TEXT, SessionRecord
 from agentrl.gateway.server import Gateway
 from agentrl.gateway.sessions import Session
 from agentrl.gateway.wires import WIRES
@@ -24,7 +24,7 @@ from tests.support.tiny_models import make_tiny_model
 
 T = TypeVar("T")
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-LONG = "é" * 3 * MOST_TEXT
+LONG = "é" * 3 * MAX_TEXT
 
 
 @pytest.fixture
@@ -70,14 +70,14 @@ async def test_every_turn_is_recorded_and_each_dropped_one_with_its_reason(sessi
     dropped = Counter[str]()
     for turn in found.turns:
         dropped[f"dropped/{turn.dropped}" if turn.dropped else "trained"] += turn.sampled_tokens
-        assert turn.text == ("é" * MOST_TEXT if turn.dropped else "")
+        assert turn.text == ("é" * MAX_TEXT if turn.dropped else "")
     assert dropped == {name: n for name, n in session.counts.items() if name in dropped}
     assert [sample.metadata["gateway"]["nodes"] for sample in samples] == [[1, 3]]
     assert found.turns[1].prompt_tokens == samples[0].prompt_length
 
 
 async def test_a_record_is_bounded(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "MOST_TURNS", 2)
+    monkeypatch.setattr(record, "MAX_TURNS", 2)
     for text in "abcd":
         await ask(session, text)
     session.close()

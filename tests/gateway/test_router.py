@@ -691,7 +691,7 @@ async def test_the_command_starts_while_engines_load_or_are_stopped() -> None:
 async def test_a_client_that_does_not_read_its_stream_costs_little_memory(
     newest: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router_module, "_MOST_UNREAD", 50)
+    monkeypatch.setattr(router_module, "_MAX_UNREAD", 50)
 
     async def relay(sink: Callable[[Reply], None]) -> Reply:
         for number in range(10):

@@ -67,6 +67,6 @@ def test_only_inside_of_the_context_are_sums_exact() -> None:
 
 
 def test_more_tokens_than_the_grid_holds_are_refused() -> None:
-    many = torch.zeros(1, 1, batch_invariant.MOST_KEYS + 1, 2)
+    many = torch.zeros(1, 1, batch_invariant.MAX_KEYS + 1, 2)
     with pytest.raises(ValueError, match="at most 16384 tokens"):
         batch_invariant.attention(many[:, :, :1], many, many)

@@ -294,7 +294,7 @@ async def test_a_server_that_is_told_to_stop_ends_its_calls_and_closes_what_it_o
             raise AssertionError
 
     monkeypatch.setattr("agentrl.run.workers.Loaded.of", lambda settings: Opened())
-    monkeypatch.setattr("agentrl.run.workers.spare_loaded", lambda: None)
+    monkeypatch.setattr("agentrl.run.workers.freeze_loaded_objects", lambda: None)
     server = WorkerServer(RunSettings.from_flat({"rollout_workers": 2, "hf_checkpoint": "model"}), [])
     serving = asyncio.ensure_future(server.serve())
     with anyio.fail_after(5):

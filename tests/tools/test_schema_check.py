@@ -61,7 +61,7 @@ async def test_the_longest_mistakes_are_the_models_and_not_the_tools(check: Sche
 
 
 async def test_an_answer_without_end_ends_the_process(check: SchemaCheck, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.tools.schema_check._MOST_BYTES", 1 << 10)
+    monkeypatch.setattr("agentrl.tools.schema_check._MAX_BYTES", 1 << 10)
     monkeypatch.setattr("agentrl.tools.schema_check._GRACE", 0.0)
     with pytest.raises(PluginError, match="a check by it takes longer"):
         await check.problems(NUMBERS, LONG)

@@ -38,7 +38,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_hung_tools_are_counted_and_bounded(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "MOST_HUNG", 3)
+    monkeypatch.setattr(threads, "MAX_HUNG", 3)
     own = ToolThreads.current()
     hang = Tool(gate, name="hang", description="Hang.", timeout=0.02)
     quick = Tool(lambda: "quick", name="quick", description="Quick.")
@@ -115,7 +115,7 @@ async def test_a_deadline_that_comes_with_the_answer_leaves_nothing_counted() ->
 
 
 async def test_a_call_that_waits_for_a_place_is_told_when_all_hang(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "MOST_HUNG", 1)
+    monkeypatch.setattr(threads, "MAX_HUNG", 1)
     own = ToolThreads.current()
     own.places.total_tokens = 1
     hang = Tool(gate, name="hang", description="Hang.", timeout=0.05)

@@ -10,7 +10,7 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from agentrl.engine.embedded.grammar import MOST_GRAMMARS, Grammars
+from agentrl.engine.embedded.grammar import MAX_GRAMMARS, Grammars
 from agentrl.engine.embedded.request import MAX_SEQUENCES, GenerateRequest, at_most, check_ids, parse_generate, strings
 from agentrl.engine.embedded.sequence import SequenceState
 from agentrl.engine.embedded.service import EngineService
@@ -29,7 +29,7 @@ async def read(request: Request, service: EngineService, body: Any) -> GenerateR
 
 def _give_grammars(jobs: Sequence[SequenceState], grammars: Grammars) -> None:
     names = {job.params.grammar for job in jobs} - {None}
-    at_most(MOST_GRAMMARS, len(names), "grammars")
+    at_most(MAX_GRAMMARS, len(names), "grammars")
     compiled = {name: grammars.compiled(*name) for name in names if name}
     for job in jobs:
         if name := job.params.grammar:

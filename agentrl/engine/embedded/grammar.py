@@ -23,7 +23,7 @@ from agentrl.serving.http import refused
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MOST_GRAMMARS, MOST_SECONDS = 64, 2.0  # grammars of one request; seconds for one token's mask
+MAX_GRAMMARS, MAX_SECONDS = 64, 2.0  # grammars of one request; seconds for one token's mask
 WHITESPACE = r" |\n[ \t]{0,32}"
 ANY = r"/(.|\n)*/"  # in Lark: any text
 
@@ -52,8 +52,8 @@ class Grammar:
             self._allowed[self._tokens.tokenize_bytes(forced[:1])[0]] = True
         if self._matcher.is_error():
             return aborted(f"the grammar failed: {_first_line(self._matcher)}", 400, "BadRequestError")
-        if time.monotonic() - start > MOST_SECONDS:
-            return aborted(f"the grammar took over {MOST_SECONDS} s for a token", 400, "BadRequestError")
+        if time.monotonic() - start > MAX_SECONDS:
+            return aborted(f"the grammar took over {MAX_SECONDS} s for a token", 400, "BadRequestError")
         return None
 
     def mask(self, row: Tensor) -> None:

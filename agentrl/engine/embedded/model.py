@@ -26,7 +26,7 @@ from agentrl.modelfolder import text_config
 from agentrl.serving.http import refused
 
 MEMORY_SHARE = 0.3  # share of the device's memory that KV slots may take if `--slots` is not given
-MOST_SLOTS = 64
+MAX_SLOTS = 64
 LIKE = {"kimi_k2": "deepseek_v3"}  # the layers are the same, but transformers knows only the second name
 
 
@@ -123,7 +123,7 @@ def model_class(config: Any) -> Any:
     """Return transformers' auto class for a model. If the model sees images, this class loads its vision tower too."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText if config.model_type in modelfolder.SEEING else AutoModelForCausalLM
+    return AutoModelForImageTextToText if config.model_type in modelfolder.VISION_MODEL_TYPES else AutoModelForCausalLM
 
 
 def _config_of(path: str, *, trust_remote_code: bool) -> Any:
@@ -145,13 +145,13 @@ def for_serving(model: Any) -> Any:
 
 
 def slots_that_fit(model: Any, length: int) -> int:
-    """Return how many slots of `length` tokens fit into `MEMORY_SHARE` of the device's memory, 1 to `MOST_SLOTS`."""
+    """Return how many slots of `length` tokens fit into `MEMORY_SHARE` of the device's memory, 1 to `MAX_SLOTS`."""
     if model.device.type == "cuda":
         memory = torch.cuda.mem_get_info(model.device)[0]
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     each = sum(layer.bytes(length, model.dtype) for layer in attention.layers_of(model))
-    return max(1, min(MOST_SLOTS, int(memory * MEMORY_SHARE / each)))
+    return max(1, min(MAX_SLOTS, int(memory * MEMORY_SHARE / each)))
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from agentrl.chat import Chat
 
 T = TypeVar("T")
-MOST_CHATS = 8  # maximum number of cached chats, one for each set of `chat_template_kwargs`
+MAX_CHATS = 8  # maximum number of cached chats, one for each set of `chat_template_kwargs`
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class EngineService:
         self.seeds = np.random.default_rng(options.seed)
         self.started, self.live = time.time(), Counter[str]()
         self._lane = CapacityLimiter(1)
-        self._chat, self._loading = lru_cache(MOST_CHATS)(partial(_load_chat, options)), threading.Lock()
+        self._chat, self._loading = lru_cache(MAX_CHATS)(partial(_load_chat, options)), threading.Lock()
 
     def chat(self, kwargs: dict[str, Any]) -> "Chat":
         """Return the chat template with these `chat_template_kwargs`, and its parsers. Blocks while loading: call it

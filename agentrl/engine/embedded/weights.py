@@ -25,8 +25,8 @@ from agentrl.engine.embedded.model import model_class
 from agentrl.engine.weights import WHOLE
 from agentrl.errors import CheckpointError
 from agentrl.lora import LoraShape, attach, pairs, read_adapter
-from agentrl.modelfolder import SEEING
-from agentrl.numerics.offload import OffloadedTensors, give_back
+from agentrl.modelfolder import VISION_MODEL_TYPES
+from agentrl.numerics.offload import OffloadedTensors, release_freed_memory
 from agentrl.numerics.weight_group import WeightReceiver, views
 from agentrl.serving.http import refused, update_refused
 
@@ -190,7 +190,7 @@ class WeightUpdater:
 
     def _own_name(self, name: str) -> str:
         """Return transformers' name of a tensor that has another name in a folder."""
-        if self._model.config.model_type in SEEING:
+        if self._model.config.model_type in VISION_MODEL_TYPES:
             inner = name.removeprefix("model.")
             return f"model.{inner}" if inner.startswith("visual.") else f"model.language_model.{inner}"
         for part, ours in _OTHER_NAMES.items():
@@ -210,7 +210,7 @@ class WeightUpdater:
         if "kv_cache" in tags and "kv_cache" not in engine.released:
             engine.weights_changed()  # so that no lost prefix is reused
             engine.cache.release()
-            give_back()
+            release_freed_memory()
         if "weights" in tags and "weights" not in engine.released:
             try:
                 self._offloaded = OffloadedTensors(self._model.state_dict().values())

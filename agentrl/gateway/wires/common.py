@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 _NAMES: Mapping[type, str] = {type(None): "null", bool: "true or false", int: "a whole number", float: "a number"}
 _NAMES = {**_NAMES, str: "text", list: "a list", dict: "an object", object: "a value"}
-_MOST_STOPS = 16
+_MAX_STOPS = 16
 _LONGEST_STOP = 256
 _UNSUPPORTED = ["logit_bias", "logprobs", "top_logprobs", "echo", "prediction", "background", "audio", "functions"]
 _UNSUPPORTED += ["prompt", "conversation"]
@@ -62,8 +62,8 @@ class Fields:
         given = self.get(name, object)
         stops = [given] if isinstance(given, str) else self.get(name, list) or []
         fits = all(isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in stops)
-        if len(stops) > _MOST_STOPS or not fits:
-            raise self.refusal(name, f"expected at most {_MOST_STOPS} strings of 1 to {_LONGEST_STOP} characters")
+        if len(stops) > _MAX_STOPS or not fits:
+            raise self.refusal(name, f"expected at most {_MAX_STOPS} strings of 1 to {_LONGEST_STOP} characters")
         return tuple(stops)
 
     def role(self, *roles: str) -> str:
@@ -149,7 +149,7 @@ def schema(tool: Fields, parameters: Body | None, name: str = "") -> Body:
 def agent_request(
     body: Fields, headers: Mapping[str, str], messages: Sequence[Message], tools: list[Body], **more: Any
 ) -> AgentRequest:
-    """Make a request from its parts and from the fields that the wire formats share; `more` are fields of the request."""
+    """Make a request from its parts and the fields that the wire formats share. `more`: fields of the request."""
     _check(body)
     if form := _form(body):
         at = more.get("instructions", 0)

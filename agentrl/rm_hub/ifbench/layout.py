@@ -98,8 +98,7 @@ def _first_of(raw: str, tag: str, other: str) -> int:
 
 
 def no_bullets_bullets(passage: ResponseText) -> Faults:
-    """At least two sentences, then at least two lines, all with *. A blank line ends the sentences, as in the
-    benchmark."""
+    """At least two sentences, then only lines with *, at least two. A blank line ends the sentences."""
     sentences = bullets = 0
     reading = True
     for line in passage.raw.split("\n"):

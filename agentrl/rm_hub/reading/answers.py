@@ -5,7 +5,7 @@ r"""Finds the final answer of a response for every grader of answers: collects c
 2. The answer is the last candidate that is not denied ("the answer is not 5"), asked, supposed, a part of a formula, or
    said by another person. Candidates directly before that one, without words between, are values of the same answer.
 3. There is no answer if the chosen candidate is hedged ("5, or maybe 6"), withdrawn, denied later, or a truncated box.
-   There is also no answer if the announced value changes `MOST_CLAIMS` times or more: the response guesses.
+   There is also no answer if the announced value changes `MAX_CLAIMS` times or more: the response guesses.
 4. `Value` reads the kind of value that is asked for: a number or formula, words, or a choice."""
 
 import re
@@ -26,9 +26,9 @@ Value = Callable[[str], "tuple[str, str] | None"]
 """A function from a text to (the value at its beginning, the rest of the sentence), or to None without a value."""
 
 NOTHING = re.compile(r"(?!)")
-MOST_CLAIMS = 3  # a response that changes its announced value this often only guesses
+MAX_CLAIMS = 3  # a response that changes its announced value this often only guesses
 
-_SEARCHED, _MOST, _LAST_LINE = 20_000, 300, 400
+_SEARCHED, _MAX, _LAST_LINE = 20_000, 300, 400
 """Maximum characters to search for phrases, candidates of a kind, characters of a last line; the last ones count."""
 _HASHES = re.compile(r"(?m)^[ \t>*]*####[ \t]*(?!#)(.*)$")
 
@@ -140,7 +140,7 @@ def choose(text: str, found: list[Candidate]) -> ResponseAnswer:
     if _taken_back("it " + text[last.end :].lstrip(" $)]*"), boxed=last.kind == "box"):
         return ResponseAnswer((), "the answer is taken back")
     announced = [squeeze(clean(claim.text)) for claim in claims if claim.kind in ("announced", "tag")]
-    if (changes := sum(first != second for first, second in pairwise(announced))) >= MOST_CLAIMS:
+    if (changes := sum(first != second for first, second in pairwise(announced))) >= MAX_CLAIMS:
         return ResponseAnswer((), f"the announced answer changes {changes} times")
     values = [last.text]
     for earlier, later in zip(reversed(claims[:-1]), reversed(claims), strict=False):
@@ -157,20 +157,20 @@ def choose(text: str, found: list[Candidate]) -> ResponseAnswer:
 
 def _candidates(text: str, asked: AnswerPattern) -> Iterator[Candidate]:
     value = asked.value
-    marked = boxes(text)[-_MOST:]
+    marked = boxes(text)[-_MAX:]
     for box in marked:
         candidate = Candidate(box.start, box.end, box.text, "box")
         yield _judged(text, candidate, value) if box.complete else candidate._replace(standing="open")
-    for start, inner in answer_blocks(text)[-_MOST:]:
+    for start, inner in answer_blocks(text)[-_MAX:]:
         if inner and not _boxed(marked, start, start + len(inner) + 8):
             read = value(inner)
             said = read[0] if read is not None and not read[1].strip(" .") else inner
             yield _judged(text, Candidate(start, start + len(inner), said, "tag"), value)
-    for line in list(_HASHES.finditer(text))[-_MOST:]:
+    for line in list(_HASHES.finditer(text))[-_MAX:]:
         if (read := value(line.group(1).strip())) is not None and not read[1].strip(" .*_$"):
             yield _judged(text, Candidate(line.start(), line.end(), read[0], "hashes"), value)
     since = max(0, len(text) - _SEARCHED)
-    for claim in list(asked.announced.finditer(text, since))[-_MOST:]:
+    for claim in list(asked.announced.finditer(text, since))[-_MAX:]:
         another = _ANOTHER_ANSWER.search(text, max(0, claim.start() - 24), claim.start())
         if another or "___" in text[claim.start() : claim.end() + 3]:
             continue
@@ -185,7 +185,7 @@ def _candidates(text: str, asked: AnswerPattern) -> Iterator[Candidate]:
         if (read := value(said) or (sentence_of_it and value(said[sentence_of_it.end() :]))) is not None:
             candidate = Candidate(claim.start(), end - len(read[1]), read[0], "announced")
             yield candidate._replace(standing="denied") if denied else _judged(text, candidate, value)
-    for claim in list(asked.called.finditer(text, since))[-_MOST:]:
+    for claim in list(asked.called.finditer(text, since))[-_MAX:]:
         if (read := value(claim["value"])) is not None:
             yield _judged(text, Candidate(claim.start("value"), claim.end(), read[0], "called"), value)
 
@@ -237,8 +237,7 @@ def _judged(text: str, candidate: Candidate, value: Value) -> Candidate:
 
 
 def _taken_back(rest: str, *, boxed: bool) -> bool:
-    """Return true if the text after an answer withdraws it. A pause, a condition or another value does not withdraw a
-    box."""
+    """Return true if the text after an answer withdraws it. No pause, condition or other value withdraws a box."""
     found = [*_BACK.finditer(rest)] if boxed else [*_BACK.finditer(rest), *_PAUSE.finditer(rest)]
     if boxed:
         about = ((back, rest[sentence_start(rest, back.start()) : back.start()]) for back in found)

@@ -58,8 +58,7 @@ class Broken(ValueError):
 
 
 def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]:
-    """Return an answer's calls, in order. `tools` has the types of XML values. Raises Broken: a bad call, or no
-    text."""
+    """Return an answer's calls in order. `tools` has the types of XML values. Raises Broken: a bad call or no text."""
     if "<|channel|>" in text:
         return _of_format("gpt-oss", split_channels(text).rest, tools)
     text = after_reasoning(text, control=True)
@@ -138,8 +137,7 @@ def _name(value: Any) -> str | None:
 
 
 def calls_of(value: Any) -> list[Call] | None:
-    """Return a JSON value's calls (one, a list, or `{"tool_calls": [...]}`); None if an item is no call. Raises
-    Broken."""
+    """Return a JSON value's calls (one, a list or `{"tool_calls": [...]}`); None: an item is no call. Raises Broken."""
     if isinstance(value, Mapping) and isinstance(value.get("tool_calls"), (list, tuple)):
         value = value["tool_calls"]
     items = value if isinstance(value, (list, tuple)) else [value]

@@ -90,11 +90,10 @@ def clip(text: str, most: int = 500) -> str:
 
 
 def golds(label: Any, grader: str) -> list[str]:
-    """Return the accepted answers of a label: at least one, none empty.
-
-    A label is a text, a number, a list of them, a JSON list as text, an array, or a mapping with one of the fields
-    target (Search-R1), ground_truth, golden_answers, answers, answer, text (SQuAD), label. A bool accepts "yes" and
-    "true", or "no" and "false". Raises GraderFailure: the label has no usable answer."""
+    """Return the accepted answers of a label: at least one, none empty. A label is a text, a number, a list of them, a
+    JSON list as text, an array, or a mapping with one of the fields target (Search-R1), ground_truth, golden_answers,
+    answers, answer, text (SQuAD), label. A bool accepts "yes" and "true", or "no" and "false". Raises GraderFailure:
+    the label has no usable answer."""
     if not (found := [text for text in _texts(label, label, grader, depth=0) if text.strip()]):
         raise bad_label(grader, "at least one accepted answer that is not empty", label)
     return found

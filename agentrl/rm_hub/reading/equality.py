@@ -21,7 +21,7 @@ _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _OPERATOR = re.compile(r"[-+*/^!]|\\(?:times|cdot|div|binom|[dt]binom)(?![a-zA-Z])")
 _SERIES = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
 _PLAIN = re.compile(r"[-\d. ]+")
-_MOST_ALGEBRA = 40
+_MAX_ALGEBRA = 40
 _EMPTY = r"\emptyset"
 _SPANS = {"brackets", "union"}
 
@@ -58,7 +58,7 @@ def compare(label: str, answer: str) -> Equality:
             found = numbers.read(got, comma_is_point=True)
         if found is not None:
             return _verdict(numbers.same(number, found), "equal numbers", "different numbers")
-    return _shapes(shape(gold), shape(got), iter(range(_MOST_ALGEBRA)))
+    return _shapes(shape(gold), shape(got), iter(range(_MAX_ALGEBRA)))
 
 
 def _verdict(equal: bool, same: str, other: str) -> Equality:

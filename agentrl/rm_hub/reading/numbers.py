@@ -1,8 +1,8 @@
 r"""Reads numbers as people and models write them, exactly and without a computer-algebra system.
 
 1. `read(text)` reads a cleaned text (`latex.clean`) that is one number, perhaps with a unit. Other texts give None.
-2. `same(label, answer)` is true if they are equal, or one rounds the other: the LABEL, or an answer of many
-   decimals."""
+2. `same(label, answer)` is true for equal values, an answer that rounds to a rounded LABEL, and an answer that rounds
+   an exact label at many decimals."""
 
 import re
 from fractions import Fraction
@@ -40,7 +40,7 @@ _SCALES = {
 }  # fmt: skip
 _SCALE = re.compile(r"(?i)\s*(hundred|thousand|million|billion|trillion|dozen|k(?![a-z]))\b|\s*([千万亿])")
 _PERCENT = re.compile(r"(?i)\s*(?:%|percent(?:age)?(?:\s+points?)?\b|per cent\b|pct\b)")
-_MOST_BITS = 4000
+_MAX_BITS = 4000
 _EXACT_PLACES = 6  # minimum decimals of an answer that may round an exact label which is a fraction
 
 
@@ -82,7 +82,7 @@ def read(text: str, comma_is_point: bool = False) -> Number | None:
         decimals = max(digits - tens, 0) if digits else None
     elif part["base"]:
         base, power = int(part["base"]), int(part["power"] or part["digit"])
-        if base.bit_length() * abs(power) > _MOST_BITS or (base == 0 and power < 0):
+        if base.bit_length() * abs(power) > _MAX_BITS or (base == 0 and power < 0):
             return None
         value = Fraction(base) ** power
     else:

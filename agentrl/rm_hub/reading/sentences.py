@@ -123,7 +123,7 @@ SAID = re.compile(
 )
 """The words of a sentence before its value: "The total is 12 apples", "She has 12 apples"."""
 _DOLLAR = re.compile(r"(?<!\\)\$")
-_MOST_WORDS, _MOST_UNITS = 8, 4
+_MAX_WORDS, _MAX_UNITS = 8, 4
 _VERBS = words("is_", "no")
 
 
@@ -161,7 +161,7 @@ def phrase(said: str) -> tuple[str, str] | None:
         return None
     cut = _BREAK.search(said)
     head = said[: cut.start() if cut else None].strip(" \t*_,;:.\"'")
-    return (head, said[cut.start() :] if cut else "") if head and len(head.split()) <= _MOST_WORDS else None
+    return (head, said[cut.start() :] if cut else "") if head and len(head.split()) <= _MAX_WORDS else None
 
 
 def is_value(text: str) -> bool:
@@ -169,7 +169,7 @@ def is_value(text: str) -> bool:
     if not text:
         return False
     if (number := numbers.read(text)) is not None:
-        return len(number.unit.name.split()) <= _MOST_UNITS and _VERBS.search(number.unit.name) is None
+        return len(number.unit.name.split()) <= _MAX_UNITS and _VERBS.search(number.unit.name) is None
     return not wordy(strip_units(_LINKS.sub(" ", text))) and re.search(r"[\w∅]", text) is not None
 
 

@@ -24,7 +24,7 @@ _ROW_END = re.compile(r"\\\\|\\(?=\s*-?\d)")
 """Also matches `\\6` for `\\\\ 6`, a row end whose second backslash was lost in JSON."""
 _CHAIN = re.compile(r"(\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|<|>)")
 _GROWING, _FALLING = {"<", r"\le"}, {">", r"\ge"}
-MOST_ITEMS = 40
+MAX_ITEMS = 40
 
 
 class AnswerShape(NamedTuple):
@@ -48,7 +48,7 @@ def shape(text: str, depth: int = 0) -> AnswerShape:
     parts = _split(text, {";"})
     if len(parts) < 2 or not all("," in part for part in parts):
         parts = _split(text, _AND)
-    if 1 < len(parts) <= MOST_ITEMS and (items := _items(parts, depth)):
+    if 1 < len(parts) <= MAX_ITEMS and (items := _items(parts, depth)):
         return AnswerShape("list", text, items)
     name, value = _named(text)
     if name:
@@ -63,7 +63,7 @@ def shape(text: str, depth: int = 0) -> AnswerShape:
             return AnswerShape("set", text, items)
         if opening in ("(", "{") and len(items) == 1:
             return items[0]
-        if 2 <= len(parts) <= MOST_ITEMS:
+        if 2 <= len(parts) <= MAX_ITEMS:
             return AnswerShape("brackets", text, tuple(shape(part, depth + 1) for part in parts), opening + closing)
     if text.count(r"\pm") == 1 and r"\mp" not in text:
         both = (text.replace(r"\pm", sign).strip().lstrip("+").strip() for sign in "+-")

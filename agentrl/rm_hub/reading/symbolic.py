@@ -10,10 +10,10 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
-_LONGEST, _DEEPEST, _MOST_DIGITS = 400, 12, 40
-_HIGHEST_POWER, _MOST_TERMS, _MOST_FACTORIAL = 40, 2000, 60
+_LONGEST, _DEEPEST, _MAX_DIGITS = 400, 12, 40
+_HIGHEST_POWER, _MAX_TERMS, _MAX_FACTORIAL = 40, 2000, 60
 _REFUSED = {
-    re.compile(rf"\d{{{_MOST_DIGITS + 1}}}"): f"a number of more than {_MOST_DIGITS} digits",
+    re.compile(rf"\d{{{_MAX_DIGITS + 1}}}"): f"a number of more than {_MAX_DIGITS} digits",
     re.compile(r"(?<![_^\d])\d+\s+\d"): "two numbers side by side",
     re.compile(
         r"\\(?:int|iint|oint|sum|prod|lim|limsup|liminf|frac\s*\{\s*d\s*\}|partial|nabla|bigcup|bigcap|coprod|gcd|lcm|Gamma)(?![a-zA-Z])"
@@ -58,8 +58,8 @@ def _powers(text: str) -> str | None:
         for digits in re.findall(r"\d+", exponent):
             if int(digits) > (2100 if base_is_number else _HIGHEST_POWER) and "/" not in exponent:
                 return f"an exponent above {_HIGHEST_POWER}"
-            if not base_is_number and math.comb(int(digits) + generators, generators) > _MOST_TERMS:
-                return f"a power of more than {_MOST_TERMS} terms"
+            if not base_is_number and math.comb(int(digits) + generators, generators) > _MAX_TERMS:
+                return f"a power of more than {_MAX_TERMS} terms"
             budget += int(digits)
         if "!" in exponent:
             return "a factorial in an exponent"
@@ -69,8 +69,8 @@ def _powers(text: str) -> str | None:
 def _factorials(text: str) -> str | None:
     if "!" in _SMALL_FACTORIAL.sub("", text):
         return "a factorial of something that is not a small number"
-    if any(int(small) > _MOST_FACTORIAL for small in _SMALL_FACTORIAL.findall(text) if small.isdigit()):
-        return f"a factorial above {_MOST_FACTORIAL}"
+    if any(int(small) > _MAX_FACTORIAL for small in _SMALL_FACTORIAL.findall(text) if small.isdigit()):
+        return f"a factorial above {_MAX_FACTORIAL}"
     if _BINOMIAL.search(text) is None:
         return None
     if _COMPUTED.search(text):

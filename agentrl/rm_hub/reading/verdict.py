@@ -14,7 +14,7 @@ from agentrl.chat.parsers.base import read_json
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading.common import after_reasoning
 
-_MOST, _MOST_OBJECTS = 20_000, 64  # maximum characters and JSON objects that are read
+_MAX, _MAX_OBJECTS = 20_000, 64  # maximum characters and JSON objects that are read
 
 _SCORES = {
     1.0: "correct, right, true, yes, pass, passed, passes, accept, accepted, valid, 1, "
@@ -49,14 +49,14 @@ _SCORED = re.compile(rf"\bscore\b[\s*_`\"':=]{{0,12}}{_NUMBER}", re.IGNORECASE)
 
 def parse_verdict(text: str, response: str = "") -> Grade | None:
     """Return the verdict in a judge's `text` about `response`; None if it is missing or ambiguous."""
-    if not (text := after_reasoning(text)[-_MOST:]):
+    if not (text := after_reasoning(text)[-_MAX:]):
         return None
     if (whole := _whole(text)) is not None:
         return _from_value(whole)
     found = [(end, value) for end, value in objects(text) if not _lower(value).keys().isdisjoint(_KEYS)]
     if not found:
         return _from_text(text, response)
-    quoted = [value for _, value in objects(response[-_MOST:])]
+    quoted = [value for _, value in objects(response[-_MAX:])]
     if not (own := [(end, _from_value(value)) for end, value in found if value not in quoted]):
         return None
     end, last = own[-1]
@@ -77,7 +77,7 @@ def _whole(text: str) -> Any:
 def objects(text: str, opening: re.Pattern[str] = re.compile(r"\{")) -> Iterator[tuple[int, Any]]:
     """Yield (end, value) of each outermost JSON value in a text that begins with `opening`."""
     at = 0
-    for _ in range(_MOST_OBJECTS):
+    for _ in range(_MAX_OBJECTS):
         if (begin := opening.search(text, at)) is None:
             return
         value, at = read_json(text, begin.start()) or (None, begin.start() + 1)

@@ -178,9 +178,8 @@ class WorkerPool:
 
 
 class WorkerProcess:
-    """A worker process that takes requests and sends replies. Its first reply says why graders cannot be loaded.
-
-    The worker has its own session. It is reaped after the session is killed; before that, its pid is not reused."""
+    """A worker process that takes requests and sends replies. Its first reply says why graders cannot be loaded. The
+    worker has its own session. It is reaped after the session is killed; before that, its pid is not reused."""
 
     def __init__(self, names: Sequence[str], memory_mb: int) -> None:
         self.loaded = frozenset(names)

@@ -15,7 +15,7 @@ from agentrl.errors import GraderFailure
 from agentrl.sandbox import Sandbox, SandboxSession
 
 _START_SECONDS = 15.0
-MOST_OVERRUNS = 3  # after this many overruns, the remaining tests fail without a run
+MAX_OVERRUNS = 3  # after this many overruns, the remaining tests fail without a run
 _LATE = "took too long"
 _ENDS = {"timeout": _LATE, "memory": "used too much memory", "output": "used too much output"}
 NOT_RUN = "not run: earlier tests took all the time"
@@ -110,7 +110,7 @@ async def run_tests(sandbox: Sandbox, submission: Submission, tests: Sequence[An
     results: list[str] = []
     async with aclosing(_Side(sandbox, "tests")) as side:
         while len(results) < len(tests):
-            late = submission.overruns >= MOST_OVERRUNS or time.monotonic() >= submission.ends
+            late = submission.overruns >= MAX_OVERRUNS or time.monotonic() >= submission.ends
             if why := NOT_RUN if late else await submission.load(submission.deadline()):
                 return results + [why] * (len(tests) - len(results))
             if side.session is None:

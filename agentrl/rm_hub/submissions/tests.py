@@ -164,7 +164,7 @@ def _bad(what: str) -> GraderFailure:
     return GraderFailure(f"--rm-type code cannot use the item's tests: {what}; {_FORMS}", kind="grader_bad_label")
 
 
-_MOST = 200_000  # only this many last characters are read: the program comes last
+_MAX = 200_000  # only this many last characters are read: the program comes last
 _FENCE = re.compile(r"(?m)(`{3,}|~{3,})[ \t]{0,8}([\w+.#-]{0,24})[^\S\n]{0,8}(?:\n|\Z)")
 _LINE = re.compile(
     r"(?:def|class|import|from|if|elif|else|for|while|with|try|except|finally|return|print|async|assert|raise|pass|"
@@ -178,7 +178,7 @@ _DEFINES = re.compile(r"(?m)^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^(\w
 def extract_code(answer: str, names: Collection[str] = ()) -> tuple[str | None, str]:
     """Return the program of an answer, or None; and in words where it was found or why not. The last block that defines
     one of `names` is preferred to a later block that does not, such as an example of use."""
-    text = after_reasoning(answer)[-_MOST:]
+    text = after_reasoning(answer)[-_MAX:]
     blocks = list(_blocks(text))
     python = [b for b in blocks if b[0] in _PYTHON] or [b for b in blocks if b[0] in ("pycon", "text")]
     named = [b for b in python if b[0]] or python

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     import httpx
 
 
-_MOST_QUERIES, _MOST_REQUESTS = 64, 32  # queries in one request, and requests in flight
+_MAX_QUERIES, _MAX_REQUESTS = 64, 32  # queries in one request, and requests in flight
 
 
 class RetrievalError(ToolFailure):
     """The retrieval server cannot be reached, is too slow, or does not answer with passages. In an environment's own
     code, this error is a tool's failure, which the run's failure policy handles."""
 
-    usual_kind = "tool_retrieval"
+    default_kind = "tool_retrieval"
 
 
 @dataclass(eq=False)
@@ -53,7 +53,7 @@ class RetrievalClient:
             raise PluginError(f"retrieval server: expected an address like http://127.0.0.1:8000/retrieve, got {url!r}")
         self.url = url if "/" in rest.rstrip("/") else f"{url.rstrip('/')}/retrieve"
         self.timeout, self._cache_size = timeout, cache_size
-        self._cache, self._slots = OrderedDict[tuple[str, int], list[Hit]](), anyio.Semaphore(_MOST_REQUESTS)
+        self._cache, self._slots = OrderedDict[tuple[str, int], list[Hit]](), anyio.Semaphore(_MAX_REQUESTS)
         self._open, self._tasks = dict[int, _Batch](), set[asyncio.Task[Any]]()
         self._http: httpx.AsyncClient | None = None
 
@@ -90,7 +90,7 @@ class RetrievalClient:
             self._cache.move_to_end((query, k))
             found[query] = self._cache[query, k]
             return None
-        if (batch := self._open.get(k)) is None or len(batch.queries) >= _MOST_QUERIES:
+        if (batch := self._open.get(k)) is None or len(batch.queries) >= _MAX_QUERIES:
             batch = self._open[k] = _Batch(k)
             batch.task = asyncio.create_task(self._send(batch))
             self._tasks.add(batch.task)

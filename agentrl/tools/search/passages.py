@@ -47,11 +47,10 @@ class Hit:
 
 
 def load_corpus(path: str | Path) -> Iterator[Passage]:
-    """Yield the passages of a JSONL or Parquet file, one per row, read on demand.
-
-    A row has `text` (or `contents`), and may have `id` (else its number) and `title`. In Search-R1's
-    form, the first line of `contents` is the title in quotation marks. Raises DataError: the file is missing, empty or
-    malformed, or a row has no text. The error names file, line and field."""
+    """Yield the passages of a JSONL or Parquet file, one per row, read on demand. A row has `text` (or `contents`), and
+    may have `id` (else its number) and `title`. In Search-R1's form, the first line of `contents` is the title in
+    quotation marks. Raises DataError: the file is missing, empty or malformed, or a row has no text. The error names
+    file, line and field."""
     rows = open_rows(str(path), what="corpus")
     for index in range(len(rows)):
         yield _passage(rows.read(index), index, rows.where(index))

@@ -124,8 +124,7 @@ class _Choosing(TorchFunctionMode):
 
 
 def replaying(model: Any) -> tuple[list[bool], int, int]:
-    """Make a model's experts use `FsdpPack.routing`. Returns which layers have experts, their number, and that per
-    token."""
+    """Make a model's experts use `FsdpPack.routing`. Returns which layers have experts, their number, and the top k."""
     modules, config = dict(model.named_modules()), model.config.get_text_config()
     sparse, experts = [False] * config.num_hidden_layers, 0
     for name, module in modules.items():

@@ -18,7 +18,7 @@ from torch.distributed.tensor import distribute_tensor
 
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.lora import LoraShape, attach, start
-from agentrl.modelfolder import SEEING, STATEFUL, VISION
+from agentrl.modelfolder import STATEFUL, VISION, VISION_MODEL_TYPES
 from agentrl.train.contracts import RankInfo
 from agentrl.train.forward_backward import ModelContext
 from agentrl.train.fsdp.attention import PACKED, register
@@ -73,9 +73,9 @@ def config_of(folder: HFFolder) -> Any:
 
     try:
         config = type(AutoConfig.from_pretrained(folder.path, trust_remote_code=False)).from_dict(dict(folder.config))
-        if config.get_text_config() is not config and config.model_type not in SEEING:
+        if config.get_text_config() is not config and config.model_type not in VISION_MODEL_TYPES:
             kind = type(config).__name__
-            seen = ", ".join(sorted(SEEING))
+            seen = ", ".join(sorted(VISION_MODEL_TYPES))
             raise TrainError(f"{folder.path} has parts for more than text ({kind}); fsdp trains {seen} and text models")
         cls = _class_of(config, values=False)
     except (ValueError, KeyError, OSError, StrictDataclassError) as error:
@@ -94,12 +94,18 @@ def _class_of(config: Any, *, values: bool) -> Any:
     """Return the class of transformers' model, with `values` without an LM head. Raises KeyError: no class exists."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    kind = AutoModel if values else AutoModelForImageTextToText if config.model_type in SEEING else AutoModelForCausalLM
+    kind = (
+        AutoModel
+        if values
+        else AutoModelForImageTextToText
+        if config.model_type in VISION_MODEL_TYPES
+        else AutoModelForCausalLM
+    )
     return kind._model_mapping[type(config)]
 
 
 def _attention(config: Any) -> Any:
-    return _BY_PART if config.model_type in SEEING else PACKED
+    return _BY_PART if config.model_type in VISION_MODEL_TYPES else PACKED
 
 
 def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> Any:

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from agentrl.engine.weights import TensorSpec
 from agentrl.errors import TrainError
 from agentrl.lora import merged, off
-from agentrl.modelfolder import SEEING, STATEFUL, VISION
+from agentrl.modelfolder import STATEFUL, VISION, VISION_MODEL_TYPES
 from agentrl.numerics.vision import Vision
 from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import torch_dist
@@ -29,10 +29,10 @@ from agentrl.train.contracts import RankInfo
 from agentrl.train.forward_backward import ForwardBackward, ModelContext, OnOutput, lora_of
 from agentrl.train.fsdp.attention import FsdpPack, by_sequence, replaying
 from agentrl.train.fsdp.model import Mesh, adapted, config_of, load, shape_of, without_weights
-from agentrl.train.fsdp.vision import ModelSight
+from agentrl.train.fsdp.vision import ImagePreprocessor
 from agentrl.train.hf import HFFolder
 from agentrl.train.microbatches import OutputPositions, Packer
-from agentrl.train.network import Network, frozen, idle, learning, rope_reach
+from agentrl.train.network import Network, frozen, idle, learning, rope_max_length
 from agentrl.train.optimizer import Optimizer, decay_groups
 from agentrl.train.packing import PackingPlan
 from agentrl.train.routing import routing_of
@@ -122,13 +122,13 @@ class FsdpNetwork(Network):
 
     def __init__(self, folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> None:
         self.place, self.sizes = place, self.sizes_of(folder)
-        self.reach = rope_reach(config_of(folder).get_text_config())
+        self.reach = rope_max_length(config_of(folder).get_text_config())
         self.model = load(folder, place, values=values, learns=learns)
         by_sequence(self.model)
         self.shape = shape_of(self.model)
         if learns and place.lora is None:
             _freeze(self.model, place.settings)
-        sight = ModelSight.of(folder, self.model)
+        sight = ImagePreprocessor.of(folder, self.model)
         self.forward_backward = FsdpForwardBackward(
             model=self.model,
             place=place,
@@ -153,11 +153,11 @@ class FsdpNetwork(Network):
                 f"--true-on-policy-mode: {kind} has layers with a state. The engine computes the state in other steps than the "
                 "trainer, so log-probs are not equal to the bit; leave the flag out"
             )
-        if settings.true_on_policy_mode and kind in SEEING:
+        if settings.true_on_policy_mode and kind in VISION_MODEL_TYPES:
             raise TrainError(
                 f"--true-on-policy-mode: {kind} sees images, and their features are not equal to the bit; leave it out"
             )
-        if settings.train_vision and kind not in SEEING:
+        if settings.train_vision and kind not in VISION_MODEL_TYPES:
             raise TrainError(f"--train-vision: {folder.path} is a {kind}, of which no weights for images are trained")
         Vision.load(folder.path)
         model = without_weights(folder, values=values)

@@ -23,7 +23,7 @@ from agentrl.train.microbatches import PackedLayout, SeenImages
 
 
 @dataclass(slots=True)
-class ModelSight:
+class ImagePreprocessor:
     """Preprocessor of a rank's images. It caches an image's pixels as long as batches contain the image."""
 
     vision: Vision  # the model's image processor
@@ -31,7 +31,7 @@ class ModelSight:
     made: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)  # pixels by the hash of their image
 
     @classmethod
-    def of(cls, folder: HFFolder, model: Any) -> "ModelSight | None":
+    def of(cls, folder: HFFolder, model: Any) -> "ImagePreprocessor | None":
         """Make a model read `MicrobatchTensors.seen`, and return its preprocessor; None if the model sees no images."""
         if (vision := Vision.load(folder.path)) is None:
             return None

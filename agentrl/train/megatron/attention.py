@@ -31,7 +31,7 @@ from agentrl.errors import TrainError
 from agentrl.train.kernels import attention, kernel_for
 from agentrl.train.megatron.families import theirs
 from agentrl.train.microbatches import MicrobatchTensors
-from agentrl.train.network import rope_reach
+from agentrl.train.network import rope_max_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Rope:
         rope = read.rope_parameters
         kind = rope["rope_type"]
         window = getattr(read, "sliding_window", None)
-        limits = [rope_reach(read), (window, "sliding_window") if window else None]
+        limits = [rope_max_length(read), (window, "sliding_window") if window else None]
         if kind == "default":
             kind, read.rope_parameters = "linear", {**rope, "rope_type": "linear", "factor": 1.0}
         if kind not in ROPE_INIT_FUNCTIONS:

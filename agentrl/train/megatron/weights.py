@@ -65,8 +65,7 @@ class WeightEntry:
 def unrolled(
     family: ModelFamily, shape: ModelShape, stages: Sequence[int] = (), ep: int = 1, *, values: bool = False
 ) -> Iterator[WeightEntry]:
-    """Yield the entries of the family's table, over pipeline stages of `stages` layers (default: one) and `ep`
-    ranks."""
+    """Yield the entries of the family's table, over stages of `stages` layers (default: one stage) and `ep` ranks."""
     places = [(stage, place) for stage, size in enumerate(stages or [shape.layers]) for place in range(size)]
     experts = shape.mixture.experts if shape.mixture else 0
     yield WeightEntry.single(0, EMBEDDING)

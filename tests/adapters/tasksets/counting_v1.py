@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import verifiers.v1 as vf
 
-MOST_CALLS = 4
+MAX_CALLS = 4
 BROKEN = 999
 """The sum at which a reward raises an exception."""
 
@@ -56,7 +56,7 @@ class CountingTask(vf.Task[CountingData, Count]):
     @vf.stop
     async def enough(self, trace: vf.Trace) -> bool:
         """Stop after some calls."""
-        return bool(trace.state.calls >= MOST_CALLS)
+        return bool(trace.state.calls >= MAX_CALLS)
 
     @vf.intercept
     async def forbid(self, request: vf.Request) -> vf.Request | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl.rm_hub.submissions.harness.values import base_value, decode, decode_function, encode
 
-_MOST_PRINTED = 100_000
+_MAX_PRINTED = 100_000
 _MUTABLE = (list, dict, set, bytearray)
 
 
@@ -40,7 +40,7 @@ class SubmissionServer:
             except Exception as error:  # noqa: BLE001 - the submission may raise anything; the tests are told
                 said = {"raised": self._error(error)}
             with contextlib.suppress(ValueError):  # the submission has closed its output
-                said["out"] = printed.getvalue()[:_MOST_PRINTED].decode("utf-8", "replace")
+                said["out"] = printed.getvalue()[:_MAX_PRINTED].decode("utf-8", "replace")
             line = json.dumps(said)
         data = f"\n{self.token}{line}\n".encode()
         while data:
