@@ -1,4 +1,4 @@
-"""Checks text against the language guide of docs/contributing: openings, words, class names, sentence length.
+"""Check text against the language guide of docs/contributing: openings, words, class names, sentence length.
 
 Run by `make lint`. `--count` prints the number of findings by kind and exits with 0.
 """
@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 
 
 def documentation() -> Iterator[tuple[Path, int, str]]:
-    """Yields the paragraphs of README, docs and examples, without code, tables and headings."""
+    """Yield the paragraphs of README, docs and examples, without code, tables and headings."""
     pages = [
         ROOT / "README.md",
         *sorted((ROOT / "docs").glob("*.md")),
@@ -52,7 +52,7 @@ def documentation() -> Iterator[tuple[Path, int, str]]:
 
 
 def blocks(text: str) -> Iterator[tuple[int, str]]:
-    """Yields paragraphs and list items with the number of their first line."""
+    """Yield paragraphs and list items with the number of their first line."""
     lines: list[str] = []
     first = 1
     for number, line in enumerate([*text.splitlines(), ""], start=1):
@@ -67,13 +67,13 @@ def blocks(text: str) -> Iterator[tuple[int, str]]:
 
 
 def sentences(paragraph: str) -> list[str]:
-    """Returns the sentences of a paragraph; a semicolon does not end one."""
+    """Return the sentences of a paragraph; a semicolon does not end one."""
     plain = ABBREVIATIONS.sub(lambda found: found[0].replace(".", ""), LIST.sub("x", ALLOWED.sub("x", paragraph)))
     return [sentence for sentence in BREAK.split(plain) if sentence.strip()]
 
 
 def check_documentation() -> Iterator[Finding]:
-    """Yields long sentences and forbidden words of the pages."""
+    """Yield long sentences and forbidden words of the pages."""
     for page, number, paragraph in documentation():
         place = f"{page.relative_to(ROOT)}:{number}"
         for sentence in sentences(paragraph):
@@ -84,14 +84,14 @@ def check_documentation() -> Iterator[Finding]:
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yields the line and the text of each docstring, of attributes too."""
+    """Yield the line and the text of each docstring, attribute docstrings included."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
 
 
 def check_docstrings() -> Iterator[Finding]:
-    """Yields docstrings that open with a question word or use a forbidden word."""
+    """Yield docstrings that open with a question word or use a forbidden word."""
     for file in sorted(PACKAGE.rglob("*.py")):
         place = str(file.relative_to(ROOT))
         for line, text in docstrings(ast.parse(file.read_text())):
@@ -103,7 +103,7 @@ def check_docstrings() -> Iterator[Finding]:
 
 
 def check_help() -> Iterator[Finding]:
-    """Yields texts of `--help` (settings' descriptions, options, summaries) that break the guide."""
+    """Yield texts of `--help` (settings' descriptions, options, summaries) that break the guide."""
     for file in [
         *sorted(PACKAGE.rglob("settings.py")),
         PACKAGE / "algorithms/fields.py",
@@ -122,7 +122,7 @@ def check_help() -> Iterator[Finding]:
 
 
 def help_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yields the line and the text of each `description`, `help` and `short_help`, and of the texts below fields."""
+    """Yield the line and the text of each `description`, `help` and `short_help`, and of the texts below fields."""
     for node in ast.walk(tree):
         found = [node.value] if isinstance(node, ast.keyword) and node.arg in HELP else []
         if isinstance(node, ast.ClassDef):
@@ -136,7 +136,7 @@ def help_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def check_classes() -> Iterator[Finding]:
-    """Yields class names that the package uses twice."""
+    """Yield class names that the package uses twice."""
     places: dict[str, list[str]] = defaultdict(list)
     for file in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -148,7 +148,7 @@ def check_classes() -> Iterator[Finding]:
 
 
 def main() -> int:
-    """Prints the findings and returns 1 if there are any."""
+    """Print the findings and return 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", action="store_true", help="print the number of findings by kind")
     given = parser.parse_args()

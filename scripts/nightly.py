@@ -1,4 +1,4 @@
-"""Run each part of the nightly tests to its end, whatever fails in the others, and list the failures.
+"""Run each part of the nightly tests to its end, even if another part fails, and list the failures.
 
     python scripts/nightly.py [PART ...]
 
@@ -22,7 +22,7 @@ COUNTS = re.compile(r"^=* ?(\d+ (?:passed|failed|skipped).* in .*?) ?=*$", re.MU
 
 
 def run_part(part: str) -> tuple[int, str]:
-    """Run one target. Gives its exit code and what it printed."""
+    """Run one target. Returns its exit code and its output."""
     log = LOGS / f"{part}.log"
     options = f"{os.environ.get('PYTEST_ADDOPTS', '')} --durations=0 --durations-min=1"
     with log.open("w", encoding="utf-8") as out:

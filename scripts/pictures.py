@@ -3,7 +3,7 @@
     python scripts/pictures.py RUNS [--trajectory 0/3160] [--out docs]
 
 RUNS is a folder of runs, for example `runs/demo` after `make demo`. `--trajectory` names the source and the row of the
-trajectory in the pictures, as they are in the address of its page. By default it is the last trained one without a reward.
+trajectory in the pictures, as in the address of its page. By default it is the last trained one without a reward.
 """
 
 import argparse

@@ -167,7 +167,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         self.buffer = [[Sample.from_dict(sample) for sample in group] for group in state.get("buffer", [])]
 
 
-def drawn_by_position(source: object) -> bool:
+def drawn_by_position(source: Any) -> bool:
     """Return true for a built-in source, also a subclass that overrides neither `get_samples` nor `add_samples`. The prompt
     of a group follows from its position."""
     kind, bases = type(source), (RolloutDataSource, RolloutDataSourceWithBuffer)

@@ -314,8 +314,7 @@ class HealthMonitor:
         return bool(busy) and self.settings.pause_generation_mode == "in_place"
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `work`. If no engine can be reached, repeat `work` for up to `engine_absence_timeout`: a
-        supervisor may be restarting the engines."""
+        """Return the result of `work`; while no engine is reachable (restarts), repeat for `engine_absence_timeout`."""
         began = anyio.current_time()
         while True:
             try:

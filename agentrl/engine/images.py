@@ -2,8 +2,7 @@
 
 1. SGLang (from May 2026 on) expects one placeholder for each image and inserts the others itself. A prompt with all
    placeholders fails. So one placeholder is sent, and the engine's full prompt is compared with ours.
-2. SGLang reads each placeholder as an image. The built-in engine reads `image_spans` instead, so a prompt may contain a
-   placeholder's id that the model sampled."""
+2. SGLang reads each placeholder as an image. The built-in engine reads `image_spans`, so a model may sample one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,7 @@
 
 1. The engine computes in its own thread, with the process's number of torch threads. `embedded_threads` is read by the
    code that sets this number, because a trainer may share the threads.
-2. If this thread crashes, its requests and all later requests get an error as answer. The process continues.
-"""
+2. If this thread crashes, its requests and all later requests get an error as answer. The process continues."""
 
 import threading
 from collections.abc import AsyncIterator, Mapping

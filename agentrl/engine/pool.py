@@ -110,9 +110,8 @@ class EnginePool(HealthMonitor):
 
     async def check(self) -> None:
         """Check that every engine is an SGLang server and serves the same kind of model as the first. A pool that
-        follows another pool calls `check_present` instead. Raises EngineUnreachable, EngineTimeout: an engine does not
-        answer. EngineRejected: an engine is no SGLang server (kind `not_sglang`), or its model has another architecture
-        or vocabulary size (`other_model`)."""
+        follows another calls `check_present`. Raises EngineUnreachable, EngineTimeout: no answer. EngineRejected: no
+        SGLang server (kind `not_sglang`), or another architecture or vocabulary size (`other_model`)."""
         if self.follows:
             await self.check_present()
         else:
@@ -205,9 +204,8 @@ class EnginePool(HealthMonitor):
     async def log_probs(
         self, ids: Sequence[int], count: int, *, session_id: str | None = None, images: ImageInputs | None = None
     ) -> list[float]:
-        """Return natural log-probs of the last `count` of `ids`, each given all ids before it. Nothing is sampled. The
-        temperature is 1: SGLang scales only the log-probs of sampled tokens. Raises EngineTimeout, EngineUnreachable,
-        EngineRejected: as `generate`."""
+        """Return natural log-probs of the last `count` of `ids`, each given all ids before it. The temperature is 1:
+        SGLang scales only sampled tokens. Raises EngineTimeout, EngineUnreachable, EngineRejected: as `generate`."""
         if not 0 < count < len(ids):
             said = f"log-probs of the last {count} of {len(ids)} tokens"
             raise ValueError(f"{said}: expected at least 1, and another token before")

@@ -3,8 +3,7 @@
 1. `RequestSampling.decode(mapping)` is the entry point. Unknown names, wrong types and bad ranges raise `RequestError`
    (HTTP 400) with SGLang's wording; `null` for a field means its default.
 2. Temperature below 1e-6 becomes greedy: temperature 1, top_k 1.
-3. At most one grammar may be set: json_schema, regex, ebnf or structural_tag. Beam search and watermarks are refused.
-"""
+3. At most one grammar may be set: json_schema, regex, ebnf or structural_tag. Beam search, watermarks are refused."""
 
 import math
 from collections.abc import Callable, Mapping

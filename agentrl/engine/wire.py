@@ -1,6 +1,5 @@
-"""Typed requests to an engine, and its typed answers, which `answers` parses. An answer may come in parts. Each part
-continues the prompt and the earlier parts. `SamplingParams.after` returns the parameters for the next part, and `join`
-merges the parts into one `Generation`."""
+"""Typed requests to an engine, and its typed answers, which `answers` parses. An answer may come in parts that continue
+each other: `SamplingParams.after` has the parameters for the next part, and `join` merges the parts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""`math`: compares the final answer of a worked solution with a label, by mathematical equality.
-
-`answers.find_answer` finds the answer; `metadata["reader"]` is "strict" (default) or "lenient". `equality.compare`
-compares numbers, expressions, sets, tuples, intervals, matrices and equations, with math-verify as the last resort. A
-label is a number, text, LaTeX, a boxed or `####` solution, or a list. `gsm8k`, `deepscaler` and `dapo` share this."""
+"""`math`: compares the final answer of a worked solution with a label, by mathematical equality. `answers.find_answer`
+finds the answer; `metadata["reader"]` is "strict" (default) or "lenient". `equality.compare` compares numbers,
+expressions, sets, tuples, intervals, matrices and equations, with math-verify as the last resort. A label is a number,
+text, LaTeX, a boxed or `####` solution, or a list. `gsm8k`, `deepscaler` and `dapo` share this."""
 
 import math
 import re

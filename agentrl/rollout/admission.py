@@ -42,8 +42,7 @@ class Admission:
     dropped_in_row: int = 0  # number of groups that were dropped since the last kept group
     held: int = field(init=False, default=0)  # number of groups whose start is delayed although staleness allows it
     spare: list[int] = field(init=False, default_factory=list)
-    """For each batch since `held` changed, the finished groups that the batch left beyond a quarter of a batch; may be
-    negative."""
+    """For each batch since `held` changed: finished groups left over, less a quarter of a batch; may be negative."""
 
     def __post_init__(self) -> None:
         self.held = self._most_held

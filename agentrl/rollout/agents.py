@@ -1,6 +1,5 @@
-"""Trajectories of agent programs. Each has a session of the gateway, which returns its samples.
-
-`async def agent(base_url, sample)` is a generate function; it may return a reward. An `AgentEnvironment` has `act`."""
+"""Trajectories of agent programs. Each has a session of the gateway, which returns its samples. `async def
+agent(base_url, sample)` is a generate function; it may return a reward. An `AgentEnvironment` has `act`."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace

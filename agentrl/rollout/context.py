@@ -1,6 +1,5 @@
-"""The resources that all trajectories of a process share.
-
-`RolloutContext` is built once per process. `helpers.current()` returns it in a generate function, even a custom one."""
+"""The resources that all trajectories of a process share. `RolloutContext` is built once per process.
+`helpers.current()` returns it in a generate function, even a custom one."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,5 @@
-"""The decision on a finished group: keep it, or drop it with a reason. Also masks tokens that are too stale.
-
-A group filter is `fn(args, samples) -> bool` (or an object with `keep` and `reason`), called once per group."""
+"""The decision on a finished group: keep it, or drop it with a reason. Also masks tokens that are too stale. A group
+filter is `fn(args, samples) -> bool` (or an object with `keep` and `reason`), called once per group."""
 
 import inspect
 from collections.abc import Callable
@@ -53,8 +52,7 @@ def named_filter(group_filter: GroupFilter) -> str:
 
 
 def judged(group: Group, group_filter: GroupFilter | None, args: Any) -> FilterOutput:
-    """Return the verdict on a group, with a reason if the group is dropped. Raises PluginError: the group filter raised
-    an error, or returned no verdict."""
+    """Return a group's verdict, with a reason if dropped. Raises PluginError: the filter raised, or gave no verdict."""
     if all(not (sample.response_length or sample.hosted) or sample.remove_sample for sample in group):
         return FilterOutput(False, "nothing_to_train")
     if group_filter is None:

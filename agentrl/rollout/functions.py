@@ -46,8 +46,7 @@ class GenerateFunction:
 
     @classmethod
     def load(cls, path: str) -> "GenerateFunction":
-        """Load and inspect `--custom-generate-function-path`. Raises PluginError: it is not found, not async, or its
-        signature is none of the accepted forms."""
+        """Load `--custom-generate-function-path`. Raises PluginError: not found, not async, or a wrong signature."""
         flag = "--custom-generate-function-path"
         function = load_object(path, what=flag, default_names=("generate", "custom_generate"))
         if not inspect.isclass(function):
@@ -76,8 +75,7 @@ class GenerateFunction:
 
     @classmethod
     def of_sample(cls, path: str) -> "GenerateFunction":
-        """Load the function that a sample names (`generate_function_path`). Raises PluginError: `load` fails, or the
-        function takes whole groups."""
+        """Load a sample's `generate_function_path`. Raises PluginError: as `load`, or it takes whole groups."""
         if not (found := cls.load(path)).per_sample:
             raise PluginError(f"generate_function_path {path}: expected (args, sample, sampling_params)")
         return found

@@ -51,8 +51,7 @@ class GroupPlayer:
         # Players of one process share the limit of concurrent trajectories and the event loop.
         limit = beside.limit if beside else anyio.CapacityLimiter(context.settings.rollout_max_concurrency)
         self.limit: anyio.CapacityLimiter = limit
-        # Each step of the event loop starts one group and one trajectory, so that the first requests are sent before
-        # all prompts are rendered.
+        # Each step of the loop starts one group and one trajectory: requests are sent while prompts render.
         self.next_group: anyio.Lock = beside.next_group if beside else anyio.Lock()
         self.next_trajectory: anyio.Lock = beside.next_trajectory if beside else anyio.Lock()
 

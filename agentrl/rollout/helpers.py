@@ -224,9 +224,8 @@ def extract_tool_call(response: str) -> ToolCall | None:
 
 async def execute_tool(call: ToolCall) -> str:
     """Run a call against the tools of `--env`. Errors of the tool are returned as text for the model. The call counts
-    for the conversation that `generate_single` continued last in the same task. Tools that keep state (variables of a
-    Python session) keep it for one call of the generate function. Raises ToolFailure: the tool failed, and its
-    `on_failure` is "fail"."""
+    for the conversation that `generate_single` continued last in the same task. Tools keep state (variables of Python)
+    for one call of the generate function. Raises ToolFailure: the tool failed, `on_failure` is "fail"."""
     recorder = _recorder()
     record, started = _RECORD.get(), time.monotonic()
     try:

@@ -1,7 +1,6 @@
-"""Trajectories of a hosted model: conversations in messages, samples without token ids.
-
-A `HostedConversation` takes the place of a `Conversation`, so that environments and tools are the same. Its sample names the
-model (`Sample.hosted`), and a train batch refuses it."""
+"""Trajectories of a hosted model: conversations in messages, samples without token ids. A `HostedConversation` takes
+the place of a `Conversation`, so that environments and tools are the same. Its sample names the model
+(`Sample.hosted`), and a train batch refuses it."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -78,8 +77,7 @@ class HostedConversation:
         return got.generation, got.parsed
 
     def append_messages(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
-        """Answer the last turn with new messages; tool messages get the ids of its calls. Raises TemplateError: a
-        message is malformed."""
+        """Answer the last turn; tool messages get its calls' ids. Raises TemplateError: a message is malformed."""
         self._sent += sent(self.remember(messages), self.sample.images)
         return AppendResult.FITS
 

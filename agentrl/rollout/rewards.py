@@ -1,8 +1,6 @@
-"""The reward stage: choice of the grader, its deadline, and checks of rewards.
-
-Built-in graders have their own deadline (`grader_timeout` per answer). It does not count the wait for a free process,
-which is long if a whole rollout ends at once. `reward_timeout` is for user code; for a plain function, it starts when
-the function has a thread."""
+"""The reward stage: choice of the grader, its deadline, and checks of rewards. Built-in graders have their own deadline
+(`grader_timeout` per answer). It does not count the wait for a free process, which is long if a whole rollout ends at
+once. `reward_timeout` is for user code; for a plain function, it starts when the function has a thread."""
 
 import math
 from collections.abc import Sequence

@@ -25,8 +25,7 @@ class StartupCheck:
 
     @contextmanager
     def playing(self, tally: Tally) -> Iterator[None]:
-        """Watch one group, whose counts are in `tally`. Raises AgentRLError: it was the last of the first groups, and
-        all of them failed for the same reason."""
+        """Watch one group with counts `tally`. Raises AgentRLError: as `judge`, after the last first group."""
         if not self._places:
             yield
             return

@@ -88,8 +88,7 @@ class RolloutStats:
 
 
 class Tally:
-    """The sum of the counts of one group while a worker plays it. `report`: gets the number of trajectories that ended
-    and the sum, each time a trajectory ends."""
+    """The sum of a group's counts. At each trajectory's end, `report` gets the number of ended ones and the sum."""
 
     def __init__(self, report: Callable[[int, RolloutStats], None] = lambda ended, stats: None) -> None:
         self.stats, self._ended, self._report = RolloutStats(), 0, report

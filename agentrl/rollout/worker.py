@@ -82,8 +82,7 @@ class Player(Protocol):
         WorkerLost: the worker died, and the coordinator releases the group. AgentRLError: the run cannot go on."""
 
     async def evaluate(self, number: int, group: Group, tally: Tally) -> Group:
-        """Play a group of evaluation set `number`, and return it graded. Raises DropGroup: a failure's policy drops the
-        group. AgentRLError: the run cannot go on."""
+        """Play and grade a group of evaluation set `number`. Raises DropGroup: by policy. AgentRLError: as `play`."""
 
     async def pause(self) -> None:
         """Stop generating until `resume`. Return when no engine generates. Groups in flight keep their tokens."""

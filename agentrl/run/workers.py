@@ -109,8 +109,7 @@ class RolloutProcess(Protocol):
 
 
 class WorkerServer:
-    """The server in a worker's process. `take_orders` begins calls, and `answers` returns their results. The methods
-    are those of `RolloutProcess`."""
+    """The server in a worker's process. `take_orders` begins calls of `RolloutProcess`, `answers` returns results."""
 
     def __init__(self, settings: RunSettings, urls: Sequence[str]) -> None:
         self._settings, self._urls = settings, urls

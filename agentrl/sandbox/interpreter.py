@@ -1,8 +1,7 @@
-"""The Python that runs in the sandbox, and the files that it needs.
-
-The caller's own environment is taken if the sandbox's user can read it. A process of root runs the code as an
-unprivileged user, and that one cannot read, for example, what lies under /root; then a system Python of the same version
-serves, with the environment's packages if those are readable, and `Interpreter.note` says so."""
+"""The Python that runs in the sandbox, and the files that it needs. The caller's own environment is taken if the
+sandbox's user can read it. A process of root runs the code as an unprivileged user, and that one cannot read, for
+example, what lies under /root; then a system Python of the same version serves, with the environment's packages if
+those are readable, and `Interpreter.note` says so."""
 
 import os
 import shutil

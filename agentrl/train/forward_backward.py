@@ -1,7 +1,6 @@
-"""`ForwardBackward`: log-probs, the loss of a step and its statistics, from a model's outputs for each microbatch.
-
-The loss of a step is `sum(weight * token loss)` over the whole step, with weights computed before it. Gradients are
-sums over microbatches, data-parallel ranks and context-parallel ranks. No backend divides them, under any layout."""
+"""`ForwardBackward`: log-probs, the loss of a step and its statistics, from a model's outputs for each microbatch. The
+loss of a step is `sum(weight * token loss)` over the whole step, with weights computed before it. Gradients are sums
+over microbatches, data-parallel ranks and context-parallel ranks. No backend divides them, under any layout."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

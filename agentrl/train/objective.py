@@ -1,5 +1,4 @@
 """Inputs of one optimizer step, from a batch and log-probs: advantages, token weights, and the views of losses.
-
 Advantages are computed over the whole rollout before its first step, so a step may hold part of a group. Weights are
 computed over the samples of one step. The step's loss is therefore the weighted sum of its tokens' losses in every
 parallel layout. The user's own factors (`loss_weights`) multiply the weights."""

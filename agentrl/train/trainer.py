@@ -315,8 +315,7 @@ class TrainBackend(ABC):
         return self.actor.network.export()
 
     def init_weight_group(self, group: WeightGroup) -> None:
-        """Join the group in which this rank, if it is the sender, sends weights to engines. Blocks until all have
-        joined."""
+        """Join the group that takes weights to engines, if this rank is the sender. Blocks until all have joined."""
         if self.ranks.rank == group.sender:
             where = f"tcp://{group.address}:{group.port}"
             self._sender = WeightSender(group.backend, where, group.world_size, group.name, group.size)

@@ -1,4 +1,4 @@
-"""MkDocs hook: a flag that a page names leads to its entry on the page of settings."""
+"""MkDocs hook: link each flag that a page names to its entry on the settings page."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ _TARGETS |= {f"--no-{field.flag[2:]}": name for name, field in all_fields().item
 
 
 def on_page_content(content: str, *, page: Any, **_: Any) -> str:
-    """MkDocs calls this with a page's HTML; links and headings stay as they are."""
+    """Add the links to a page's HTML; MkDocs calls this. Existing links and headings do not change."""
     if page.file.src_uri in ("settings.md", "commands.md"):
         return content
     up = "../" * page.file.src_uri.count("/")

@@ -1,7 +1,7 @@
-"""MkDocs hook: formulas become pictures when the site is built, so that its pages need no script.
+"""MkDocs hook: draw formulas as pictures when the site is built, so that its pages need no script.
 
-`pymdownx.arithmatex` marks LaTeX; matplotlib sets it (its mathtext knows a part of LaTeX), and the outlines are written
-as SVG in units of the text's size, in its colour. The LaTeX stays as the picture's name for those who cannot see it.
+`pymdownx.arithmatex` marks LaTeX. matplotlib typesets it (mathtext supports a part of LaTeX), and the outlines are
+written as SVG in units of the text's size, in its colour. The LaTeX stays as the picture's text alternative.
 """
 
 import functools
@@ -23,10 +23,10 @@ _LETTERS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "
 
 
 def on_page_content(content: str, *, page: Any, **_: Any) -> str:
-    """MkDocs calls this with a page's HTML.
+    """Replace the formulas in a page's HTML; MkDocs calls this.
 
     Raises:
-        ValueError: a formula that mathtext cannot set; names page and formula.
+        ValueError: mathtext does not support a formula. The message names page and formula.
     """
 
     def drawn(found: re.Match[str]) -> str:
@@ -42,10 +42,10 @@ def on_page_content(content: str, *, page: Any, **_: Any) -> str:
 
 @functools.cache
 def svg(latex: str) -> str:
-    """The formula as an SVG element that stands on the line of the text around it.
+    """Return the formula as an SVG element that is aligned with the line of text around it.
 
     Raises:
-        ValueError: `latex` is beyond matplotlib's mathtext.
+        ValueError: matplotlib's mathtext does not support `latex`.
     """
     with rc_context({"mathtext.fontset": "stix"}):
         path = TextPath((0, 0), f"${' '.join(latex.split())}$", size=_UNIT)
@@ -58,7 +58,7 @@ def svg(latex: str) -> str:
 
 
 def _outline(path: Path) -> str:
-    """SVG's notation of the path; its y axis points down."""
+    """Return the path in SVG's notation; its y axis points down."""
     parts = []
     for points, code in path.iter_segments(simplify=False, curves=True):
         if code == Path.CLOSEPOLY:

@@ -1,6 +1,6 @@
 """`python scripts/docs/packages.py` draws docs/packages.svg: the packages of agentrl, and the imports between them.
 
-Bands are the layers of the import contract in pyproject.toml. An arrow that follows from other arrows is left out.
+Bands are the layers of the import contract in pyproject.toml. An arrow that other arrows imply is left out.
 """
 
 import ast
@@ -22,12 +22,12 @@ Graph = Mapping[str, set[str]]
 
 
 def packages() -> set[str]:
-    """Names of the packages in agentrl/."""
+    """Return the names of the packages in agentrl/."""
     return {path.parent.name for path in ROOT.glob("agentrl/*/__init__.py")}
 
 
 def imports() -> dict[str, set[str]]:
-    """The packages that each package imports, imports in functions and for type checkers included."""
+    """Return the packages that each package imports, including imports in functions and for type checkers."""
     found: dict[str, set[str]] = {name: set() for name in packages()}
     for name, used in found.items():
         for path in (ROOT / "agentrl" / name).rglob("*.py"):
@@ -46,18 +46,18 @@ def _imported(path: Path) -> Iterable[str]:
 
 
 def reachable(graph: Graph, start: str) -> set[str]:
-    """All packages that `start` needs, directly or through others."""
+    """Return all packages that `start` needs, directly or through others."""
     return graph[start].union(*(reachable(graph, name) for name in graph[start]))
 
 
 def reduced(graph: Graph) -> dict[str, set[str]]:
-    """The graph without arrows that follow from other arrows."""
+    """Return the graph without arrows that other arrows imply."""
     behind = {name: reachable(graph, name) for name in graph}
     return {name: {to for to in used if not any(to in behind[via] for via in used)} for name, used in graph.items()}
 
 
 def layers() -> list[list[str]]:
-    """The layers of the import contract, the highest first; only packages, and only layers that have some."""
+    """Return the layers of the import contract, the highest first, without layers that have no package."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     lines = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     known = packages()
@@ -66,7 +66,7 @@ def layers() -> list[list[str]]:
 
 
 def rows(layer: list[str], graph: Graph) -> list[list[str]]:
-    """The packages of a layer in rows, each above the packages of the layer that it imports."""
+    """Split a layer into rows: each package is above the packages of this layer that it imports."""
 
     def height(name: str) -> int:
         return 1 + max((height(to) for to in graph[name] if to in layer), default=-1)
@@ -76,7 +76,7 @@ def rows(layer: list[str], graph: Graph) -> list[list[str]]:
 
 
 def places(bands: list[list[list[str]]]) -> dict[str, tuple[float, float]]:
-    """The middle of each box. Raises KeyError: a package has no place in COLUMNS."""
+    """Return the middle of each box. Raises KeyError: a package has no place in COLUMNS."""
     at: dict[str, tuple[float, float]] = {}
     top = GAP
     for band in bands:
@@ -88,7 +88,7 @@ def places(bands: list[list[list[str]]]) -> dict[str, tuple[float, float]]:
 
 
 def drawing() -> str:
-    """The picture as SVG."""
+    """Return the picture as SVG."""
     full = imports()
     graph, bands = reduced(full), [rows(layer, full) for layer in layers()]
     at, top = places(bands), GAP

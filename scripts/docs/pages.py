@@ -1,8 +1,8 @@
-"""Pages of the site that are made when it is built: what stands elsewhere in the repository, settings and commands.
+"""Generate pages of the site when it is built: from other files of the repository, from settings and from commands.
 
-1. README, CHANGELOG, CONTRIBUTING and the examples' pages are copied, with their links turned to the site's pages.
+1. README, CHANGELOG, CONTRIBUTING and the examples' pages are copied, and their links are changed to the site's pages.
 2. `settings.md` is made from the settings' models, `commands.md` from the commands' own help.
-3. `coming-from-slime.md` ends with what slime's flags are here, and with all that the documents promise which it was built by.
+3. `coming-from-slime.md` ends with our equivalents of slime's flags, and with all promises of the documents.
 """
 
 import csv
@@ -28,16 +28,16 @@ COPIED = {
     "CONTRIBUTING.md": "contributing.md",
     **{f"examples/{name}/README.md": f"examples/{name}.md" for name in _EXAMPLES},
 }
-"""Files of the repository, and the pages that they become."""
+"""Files of the repository, and the site's page for each."""
 
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 
 
 def copied(source: str, target: str) -> str:
-    """The text of a file of the repository, as the page `target`; pictures that it shows come along.
+    """Return the text of a repository file for the page `target`, and copy the pictures that it shows.
 
     Raises:
-        ValueError: a link to what is not on the site.
+        ValueError: a link leads to a file that is not on the site.
     """
 
     def on_site(found: re.Match[str]) -> str:
@@ -57,7 +57,7 @@ def copied(source: str, target: str) -> str:
 
 
 def settings_page() -> Iterator[str]:
-    """Every setting, by section."""
+    """Return the page of all settings, by section."""
     yield (
         "# Settings\n\nEvery setting is a flag of `agentrl train`, `sft`, `rollout` and `eval`, and a key of a YAML or TOML file "
         "(`--config run.yaml`; without the dashes, with underscores). Flags override the file, and the file overrides defaults. "
@@ -88,12 +88,12 @@ def _default(field: FieldRef) -> str:
 
 
 def _plain(text: str) -> str:
-    """As it stands, where Markdown would read marks and tags into it."""
+    """Escape characters that Markdown would read as marks or tags."""
     return re.sub(r"(?<!\\)([*_<{\[`])", r"\\\1", text)
 
 
 def commands_page() -> Iterator[str]:
-    """The help text of each command."""
+    """Return the page with the help text of each command."""
     yield "# Commands\n\nThis page contains the output of `agentrl COMMAND --help`.\n"
     context = click.Context(agentrl, info_name="agentrl", max_content_width=100, terminal_width=100)
     for name in COMMANDS:
@@ -104,13 +104,13 @@ def commands_page() -> Iterator[str]:
 
 
 def read_table(path: str) -> list[dict[str, str]]:
-    """The rows of a TSV file of the repository, by the names in its first line."""
+    """Return the rows of a TSV file of the repository as dicts, keyed by the names in its first line."""
     lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
     return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 def flags_of_slime() -> Iterator[str]:
-    """What each flag of slime's and Megatron's is here."""
+    """Return the table of our equivalent of each flag of slime and Megatron."""
     yield "\n## Every flag\n\n| flag | here |\n|---|---|\n"
     for row in sorted(read_table("agentrl/compat/flags.tsv"), key=lambda row: row["name"]):
         name, said = _flag(row["name"]), _said(row_of(row["name"]) or FlagRow(**row))
@@ -144,7 +144,7 @@ def _said(row: FlagRow) -> str:
 
 
 def promises() -> Iterator[str]:
-    """Everything that the documents name: whether it works, as what, and what shows it."""
+    """Return the table of everything that the documents promise: its state, its form here, and its evidence."""
     yield (
         "\n## Everything that the documents name\n\nFour documents tell what slime and retrain's backend for it can do. Every item "
         "of theirs: it *works* under its name, *differs* in how it is asked for, is *refused* with a remedy, or is *absent*; and the "
@@ -164,7 +164,7 @@ def promises() -> Iterator[str]:
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write all pages."""
     os.chdir(ROOT)
     for source, target in COPIED.items():
         with mkdocs_gen_files.open(target, "w") as page:

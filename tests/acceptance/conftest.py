@@ -8,7 +8,7 @@ from tests.support.runs import RunKit
 
 @pytest.fixture(scope="session")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
-    """A tiny model, an environment and prompts."""
+    """Make a tiny model, an environment and prompts."""
     return RunKit.make(Path(tmp_path_factory.mktemp("kit")), prompts=8)
 
 

@@ -1,10 +1,10 @@
-"""Broken and slow user code, and what must be seen of it.
+"""Broken and slow user code, and the expected reports.
 
 1. A batch has three groups of two. The sample with index `CULPRIT` misbehaves; the other five are innocent and must
-   finish as they would have alone.
-2. All failures are kept masked, so that a batch shows which of its samples failed, and how.
+   finish as they would alone.
+2. All failures are kept, masked, so that a batch shows which of its samples failed, and how.
 3. `DEADLINE` seconds are allowed for every call of user code, far more than the innocents need. The culprit blocks the
-   loop until that was reported.
+   loop until the watchdog has reported it.
 """
 
 import threading
@@ -19,13 +19,13 @@ from agentrl.sample import Message
 CULPRIT = 1
 DEADLINE = 2.0
 released = threading.Event()
-"""Set when a test is over, so that a thread which hangs for a test ends with it."""
+"""Set at the end of a test, so that a thread that hangs for the test ends too."""
 reported = threading.Event()
-"""Set when the watchdog has reported who blocks the loop."""
+"""Set when the watchdog has reported what blocks the loop."""
 
 
 class Plain(Environment):
-    """A few awaits a step, as of a small database query: where a loop that stands still is felt."""
+    """Awaits a few times in a step, like a small database query: a blocked loop delays it."""
 
     max_turns = 2
 
@@ -69,7 +69,7 @@ class BlocksInReward(Plain):
 
 
 class SpinsInStep(Plain):
-    """Not a sleep: Python that computes."""
+    """Computes in Python instead of sleeping."""
 
     async def step(self, turn: Turn) -> Step:
         await anyio.sleep(0.03)
@@ -148,7 +148,7 @@ class StepReturnsNothing(Plain):
 
 
 class MutatesTheSample(Plain):
-    """Cuts tokens off that the model has written: the lengths disagree from there on."""
+    """Removes tokens that the model has written: the lengths disagree from then on."""
 
     def __init__(self) -> None:
         self.sample = Sample()
@@ -164,7 +164,7 @@ class MutatesTheSample(Plain):
 
 
 class HugeMessage(Plain):
-    """More than any context holds."""
+    """More text than any context holds."""
 
     async def step(self, turn: Turn) -> Step:
         if self.guilty:
@@ -173,7 +173,7 @@ class HugeMessage(Plain):
 
 
 class StrayTask(Plain):
-    """Raises what means cancellation to the loop, though nobody cancelled it."""
+    """Raises the exception that means cancellation to the loop, without a cancellation."""
 
     async def step(self, turn: Turn) -> Step:
         if self.guilty:
@@ -183,13 +183,13 @@ class StrayTask(Plain):
 
 @dataclass(frozen=True)
 class Seen:
-    """What must be seen of the culprit; of the innocents always that they succeed.
+    """The expected report of the culprit. The innocents must always succeed.
 
     Attributes:
-        blame: of the culprit's failure; None: it succeeds.
-        names: patterns that the failure's message has.
+        blame: of the culprit's failure; None if it succeeds.
+        names: patterns that the failure's message matches.
         either: the culprit may fail or succeed, but must be reported.
-        reported: patterns that one warning of the log has.
+        reported: patterns that one warning of the log matches.
         calls: the model calls the tool `look` first.
     """
 
@@ -202,7 +202,7 @@ class Seen:
 
 
 def blocks(environment: type[Plain], where: str, *, calls: bool = False) -> Seen:
-    """Blocked the loop: reported with class, line, sample and seconds."""
+    """Blocked the loop: a report with class, line, sample and seconds."""
     reported = (
         "tool look" if calls else rf"{environment.__name__}\.{where}",
         r"environments\.py:\d+",
@@ -213,7 +213,7 @@ def blocks(environment: type[Plain], where: str, *, calls: bool = False) -> Seen
 
 
 def fails(environment: type[Plain], blame: Blame, *names: str) -> Seen:
-    """Failed, and the message says in which trajectory."""
+    """Failed: the message names the trajectory."""
     return Seen(environment, blame, (*names, "group 0", f"sample {CULPRIT}"))
 
 
@@ -239,18 +239,18 @@ ENVIRONMENTS = {
     "a huge message": Seen(HugeMessage),
     "a sync tool that hangs": Seen(HangingSyncTool, calls=True),
 }
-"""By name. A huge message truncates its trajectory, a hung tool is an observation: both are no failures."""
+"""By name. A huge message truncates its trajectory and a hung tool is an observation: neither is a failure."""
 
 
 class NeitherKeptNorReplayed(Plain):
-    """Says that it cannot be kept alive between two model turns, nor be played again: it can only be refused."""
+    """Declares that it can neither be kept between two model turns nor be replayed: it can only be refused."""
 
     when_interrupted = "none"  # type: ignore[assignment]
 
 
 class ReplayDiffers(Plain):
-    """Says that it can be replayed, and answers the same turn with another text each time. What an earlier play said
-    may not be in what is trained."""
+    """Declares that it can be replayed, and answers the same turn with another text each time. The text of an earlier
+    play may not be in trained samples."""
 
     when_interrupted = "replay"
     played = 0
@@ -268,4 +268,4 @@ CHOICES = {
     "neither kept nor replayed": (NeitherKeptNorReplayed, ("NeitherKeptNorReplayed", "keep|replay|restart")),
     "an unknown choice": (type("Unknown", (Plain,), {"when_interrupted": "pray"}), ("Unknown", "pray", "replay")),
 }
-"""Environments that are refused when they are loaded, and what the error names."""
+"""Environments that are refused at loading, and the names in the error."""

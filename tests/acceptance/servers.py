@@ -1,10 +1,10 @@
-"""Engines that go wrong among engines that do not, over loopback HTTP, and what must be seen through a pool.
+"""Faulty engines among healthy ones, over loopback HTTP, and the expected results through a pool.
 
-1. `Engine` is a healthy engine of a few milliseconds a request: it answers with four ids under its weight version, and
-   takes weights from disk. A bad one is an `Engine` whose `generate` misbehaves.
-2. One member of two, and one of four, is bad; `CALLS` one-turn sessions are played, `AT_ONCE` at a time, after an
+1. `Engine` is a healthy engine that takes a few milliseconds for a request. It answers with four ids under its weight
+   version, and loads weights from disk. A bad engine is an `Engine` with another `generate`.
+2. One member of two, or one of four, is bad. `CALLS` one-turn sessions are played, `AT_ONCE` at a time, after an
    update to version `VERSION`.
-3. In no case may a token of another version come back as if nothing had happened.
+3. A token of another version may never be returned without an error.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ class Engine:
 
     Attributes:
         version: of its weights.
-        served: how many generations were asked for.
-        updates: how many weight updates it took.
+        served: number of generate requests.
+        updates: number of weight updates.
     """
 
     model = "tiny"
@@ -39,7 +39,7 @@ class Engine:
     def answer(
         self, ids: list[int], finish: str = "length", version: str | None = None, prompt: int = 3
     ) -> dict[str, Any]:
-        """A well-formed answer with these ids."""
+        """Return a well-formed answer with these ids."""
         version = self.version if version is None else version
         meta = {
             "id": "x",
@@ -58,7 +58,7 @@ class Engine:
         return web.json_response(self.answer(IDS))
 
     async def route(self, request: web.Request) -> web.StreamResponse:
-        """Every path of the protocol that a pool asks for."""
+        """Answer every path of the protocol that a pool requests."""
         text = await request.read()
         body = orjson.loads(text) if text else {}
         match request.path:
@@ -82,7 +82,7 @@ class Engine:
 
 @asynccontextmanager
 async def serving(engine: Engine) -> AsyncIterator[Engine]:
-    """The engine at a free port."""
+    """Serve the engine at a free port."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", engine.route)
     runner = web.AppRunner(app, shutdown_timeout=0.05)
@@ -98,14 +98,14 @@ async def serving(engine: Engine) -> AsyncIterator[Engine]:
 
 @asynccontextmanager
 async def fleet(*bad: Engine, members: int) -> AsyncIterator[list[Engine]]:
-    """`bad`, first, and healthy engines beside them."""
+    """Serve `bad`, first, and healthy engines up to `members`."""
     healthy = [Engine() for _ in range(members - len(bad))]
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(serving(engine)) for engine in (*bad, *healthy)]
 
 
 class Says(Engine):
-    """One status at once."""
+    """Answers at once with this status."""
 
     def __init__(self, status: int, **headers: str) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Says(Engine):
 
 
 class Answers(Engine):
-    """200 with something that is no answer."""
+    """Answers 200 with a body that is no valid answer."""
 
     def __init__(self, make: Callable[[Engine], dict[str, Any] | bytes]) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def _fewer_ids(engine: Engine) -> dict[str, Any]:
 
 
 class HangsAfterHeaders(Engine):
-    """200, a content length, and nothing more; its health probe hangs too."""
+    """Sends 200, a content length, and nothing more; its health probe hangs too."""
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-length": "1000"})
@@ -149,7 +149,7 @@ class HangsAfterHeaders(Engine):
 
 
 class NeverAnswers(HangsAfterHeaders):
-    """Takes the connection and the request."""
+    """Accepts the connection and the request, and never answers."""
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(30)
@@ -157,7 +157,7 @@ class NeverAnswers(HangsAfterHeaders):
 
 
 class DiesMidGeneration(Engine):
-    """The process is gone after its third request: connections break, now and later."""
+    """Dies after its third request: connections break from then on."""
 
     async def route(self, request: web.Request) -> web.StreamResponse:
         if self.served >= 3:
@@ -167,7 +167,7 @@ class DiesMidGeneration(Engine):
 
 
 class ComesBackWithInitialWeights(Engine):
-    """Was restarted by a supervisor after its third request."""
+    """A supervisor restarts it after its third request."""
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         if self.served == 3:
@@ -176,7 +176,7 @@ class ComesBackWithInitialWeights(Engine):
 
 
 class MissesTheUpdate(Engine):
-    """Goes on with its old weights."""
+    """Keeps its old weights after an update."""
 
     def update(self, body: dict[str, Any]) -> web.Response:
         return web.json_response({"error": {"message": "no such file"}}, status=500)
@@ -187,7 +187,7 @@ class OtherModel(Engine):
 
 
 class NotSGLang(Engine):
-    """Some web server: a page for every path."""
+    """Some web server that has a page for every path."""
 
     async def route(self, request: web.Request) -> web.StreamResponse:
         return web.Response(text="<html>It works!</html>", content_type="text/html")
@@ -195,13 +195,13 @@ class NotSGLang(Engine):
 
 @dataclass(frozen=True)
 class Seen:
-    """What must be seen through a pool.
+    """The expected results through a pool.
 
     Attributes:
         failed: the largest share of calls that may fail, with a typed `EngineFailure`.
-        fed: how many requests the bad member may be sent, retries included: it rests.
-        deadline: seconds that each call gets.
-        updated: the bad member is given the weights again.
+        fed: maximum number of requests to the bad member, retries included: it rests.
+        deadline: seconds for each call.
+        updated: the bad member gets the weights again.
     """
 
     bad: Callable[[], Engine]
@@ -233,4 +233,4 @@ AT_START = {
     "not SGLang at all": (NotSGLang, ("SGLang",)),
     "another model": (OtherModel, ("another-model",)),
 }
-"""Members that a run refuses when it starts, and what the error names beside the address."""
+"""Members that a run refuses at its start, and the part of the error beside the address."""

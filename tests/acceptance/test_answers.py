@@ -1,10 +1,10 @@
-"""Answers that a policy under RL would try, and ordinary right ones, under the graders' defaults.
+"""Answers that a policy under RL would try, and ordinary right ones, with the graders' default settings.
 
-1. `answers/hostile.jsonl` holds answers that do not commit to the right answer: the lowest score under each grader
-   that a line names.
-2. `answers/honest.jsonl` holds right answers in the forms that the strict reader takes: the highest score.
-3. A grade takes at most `CPU_S` seconds of CPU time whatever the answer says. A process that takes more is ended by
-   the kernel, so that a number too large for the machine cannot hold up the tests.
+1. `answers/hostile.jsonl` holds answers that do not commit to the right answer. Each grader that a line names must give
+   the lowest score.
+2. `answers/honest.jsonl` holds right answers in the forms that the strict reader accepts: the highest score.
+3. A grade takes at most `CPU_S` seconds of CPU time for any answer. The kernel ends a process that takes more,
+   so that a number too large for the machine cannot block the tests.
 """
 
 import multiprocessing
@@ -32,7 +32,7 @@ MEMORY = 8 << 30
 
 @dataclass(frozen=True)
 class Item:
-    """One line of a file: a response, and the graders that must agree about it."""
+    """One line of a file: a response, and the graders that must give it the same score."""
 
     id: str
     kind: str
@@ -44,7 +44,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a grader said, or `score` None and how it failed."""
+    """The grade of an answer, or `score` None and the failure."""
 
     score: float | None
     correct: bool
@@ -68,9 +68,9 @@ def _outcome(name: str, item: Item) -> Outcome:
 
 
 def _serve(asked: Connection) -> None:
-    """Grades what is asked. Without a handler SIGPROF ends the process, also inside of C code."""
+    """Grade what arrives on the pipe. Without a handler SIGPROF ends the process, even inside C code."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    for name in GRADERS:  # what a first grade imports is not the answer's doing
+    for name in GRADERS:  # imports of the first grade must not count
         _outcome(name, HONEST[0])
     while True:
         name, item = asked.recv()
@@ -81,7 +81,7 @@ def _serve(asked: Connection) -> None:
 
 
 class Bench:
-    """A process that grades one answer at a time; a new one takes the place of one that died of an answer."""
+    """A process that grades one answer at a time. A new process replaces one that an answer has killed."""
 
     def __init__(self) -> None:
         self._start()

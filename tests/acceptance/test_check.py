@@ -1,4 +1,4 @@
-"""Thirty broken environments and eight sound ones, written before `agentrl check` could play: README.md beside them."""
+"""Thirty broken environments and eight sound ones, written before `agentrl check` could play (README.md beside them)."""
 
 import ast
 import json
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(file: Path, case: dict[str, Any], model: Path, folder: Path) -> tuple[int, str, float]:
-    """Exit status, what was said about problems, and seconds (of the processor, where others use it too)."""
+    """Return the exit status, the output about problems, and seconds (CPU seconds on a shared machine)."""
     arguments = [f"{file}:Env", str(model)]
     if rows := case.get("rows"):
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -50,7 +50,7 @@ def check(file: Path, case: dict[str, Any], model: Path, folder: Path) -> tuple[
 
 
 def names(said: str, file: Path, where: str) -> bool:
-    """Whether a function is named, by its name or by a line of it."""
+    """Return true if the output names a function, by its name or by a line of it."""
     spans = {
         node.name: range(min([node.lineno, *(d.lineno for d in node.decorator_list)]), (node.end_lineno or 0) + 1)
         for node in ast.walk(ast.parse(file.read_text()))

@@ -99,7 +99,7 @@ def test_an_environment_that_cannot_be_interrupted(
 
 
 class Held(Engine):
-    """Ends every turn after two tokens; from its `last` request on it answers no more."""
+    """Ends every turn after two tokens, and never answers from its `last` request on."""
 
     def __init__(self, last: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Held(Engine):
 
 
 async def test_of_a_play_that_differs_from_the_first_nothing_old_is_left(kit: RunKit) -> None:
-    """The first life ends when trajectories are in their second turn; the next one plays them from the beginning."""
+    """The first life ends when trajectories are in their second turn. The next life plays them from the beginning."""
     s = RunSettings.from_flat(
         {
             "env": f"{environments.__file__}:ReplayDiffers",

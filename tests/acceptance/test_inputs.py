@@ -1,7 +1,7 @@
-"""Sixty command lines that a newcomer gets wrong: each is answered with what is wrong, where, and what to do.
+"""Sixty command lines with beginners' mistakes. Each answer must say what is wrong, where, and what to do.
 
-The cases, and how an answer is judged, are in `inputs/README.md`. Those that play something are `slow`. A case that is not
-answered yet is in `misses.yaml` with what was printed instead, and is expected to fail.
+The cases and their criteria are in `inputs/README.md`. Cases that play something are `slow`. A case without a good
+answer is in `misses.yaml` with its present output, and is expected to fail.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ PLAYS = ("rollout",)
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `agentrl init` makes."""
+    """Make the model that `agentrl init` makes."""
     folder = tmp_path_factory.mktemp("tiny") / "model"
     assert run(["init", str(folder)]) == 0
     return folder
@@ -45,7 +45,7 @@ def cases() -> Iterator[Any]:
 
 
 def lay_out(case: Mapping[str, Any], folder: Path, model: Path) -> None:
-    """Write what the case finds in its folder."""
+    """Write the files that the case needs into its folder."""
     for name, text in {**TABLE["shared"], **case.get("files", {})}.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def lay_out(case: Mapping[str, Any], folder: Path, model: Path) -> None:
 
 
 def lacks(case: Mapping[str, Any], said: str, code: int) -> list[str]:
-    """What the answer is short of."""
+    """Return what the answer lacks."""
     text = " ".join(said.lower().split())
     codes = case["code"] if isinstance(case["code"], list) else [case["code"]]
     short = [] if code in codes else [f"exit status {code}, expected {codes}"]
@@ -73,7 +73,7 @@ def lacks(case: Mapping[str, Any], said: str, code: int) -> list[str]:
 
 
 def answered(said: str) -> str:
-    """What a command printed, without the settings that a dry run lists."""
+    """Return the command's output without the settings that a dry run lists."""
     return "\n".join(line for line in said.splitlines() if not re.match(r"\s*[a-z_0-9]+ = ", line))
 
 

@@ -1,9 +1,9 @@
-"""Programs for the `code` grader: hostile ones earn nothing, every usual form of tests is run, tests that ask nothing fail.
+"""Programs for the `code` grader.
 
-1. `programs/hostile.jsonl`: whatever a submission does is a score of 0, never a failure of the data or of the grader.
+1. `programs/hostile.jsonl`: every hostile submission scores 0 and never causes a data or grader failure.
 2. `programs/forms.jsonl`: the right program of a form scores 1 and its wrong ones 0. A form that is marked
-   `runs_or_refused` may instead be refused: `grader_bad_label`, with a word of the form's name in the message.
-3. `programs/unasked.jsonl`: tests that never ask the submission anything are `grader_bad_label`, never a pass.
+   `runs_or_refused` may instead raise `grader_bad_label` with a message that names the form.
+3. `programs/unasked.jsonl`: tests that never call the submission are `grader_bad_label`, never a pass.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ FIELDS = {
 EXPECTATIONS = {"runs", "runs_or_refused"}
 WIDTH = {"code_concurrency": 8, "grader_processes": 1}
 HOSTILE = RmHubSettings(code_test_timeout=1, code_timeout=20, **WIDTH)
-"""Whatever its time, a hostile program earns nothing: many of them use all of it."""
+"""Short limits: many hostile programs run until the timeout, and all score 0."""
 FORMS = RmHubSettings(code_test_timeout=60, code_timeout=600, **WIDTH)
 GARBAGE = "garbage"
 COMMON = {"a", "by", "from", "in", "of", "shared", "submission", "test", "tests", "the", "with"}
-"""Words of the forms' names that name no form."""
+"""Words in the forms' names that are too common to identify a form."""
 
 PARTS = pytest.mark.parametrize(
     "part",
@@ -60,7 +60,7 @@ async def _grade(runner: GraderRunner, item: Item, response: str) -> Outcome:
 
 
 async def _grade_all(settings: RmHubSettings, asked: Iterable[tuple[Item, str]]) -> list[Outcome | BaseException]:
-    """One outcome for each item and response, in order; what is raised beside a GraderFailure stands in its place."""
+    """Return one outcome for each item and response, in order. Other exceptions are returned as outcomes."""
     try:
         async with Sandbox(preload=(), warm=0):
             pass
@@ -72,14 +72,14 @@ async def _grade_all(settings: RmHubSettings, asked: Iterable[tuple[Item, str]])
 
 
 def _paid(outcome: Outcome | BaseException) -> str | None:
-    """What is wrong with the outcome of a program that deserves nothing."""
+    """Describe the problem if a program that must score 0 did not."""
     if not isinstance(outcome, Grade):
         return f"not a score of 0 but {outcome!r:.300}"
     return None if outcome.score == 0 and not outcome.correct else f"paid {outcome.score}: {outcome.reason:.200}"
 
 
 def _refused(item: Item, outcome: Outcome | BaseException) -> bool:
-    """Whether the label is refused by the name of its form, where it may be."""
+    """Return true if the label may be refused and the message names its form."""
     if item["expect"] != "runs_or_refused" or not isinstance(outcome, GraderFailure):
         return False
     words = {word.strip("(),") for word in item["form"].lower().split()} - COMMON
@@ -98,7 +98,7 @@ def _form_problems(item: Item, outcomes: list[Outcome | BaseException]) -> Itera
 
 
 def _report(problems: list[tuple[str, str]]) -> str:
-    """All problems, with a count for each group before them."""
+    """Return all problems, after a count for each group."""
     groups = Counter(name.rsplit("-", 1)[0] for name, _ in problems)
     counts = ", ".join(f"{group}: {count}" for group, count in sorted(groups.items()))
     return f"{len(problems)} problems ({counts})\n" + "\n".join(f"{name}: {text}" for name, text in problems)

@@ -1,4 +1,4 @@
-"""One bad engine among two and four: who fails, who is fed, and whose tokens come back."""
+"""One bad engine among two and four: which calls fail, which engine gets requests, and whose tokens are returned."""
 
 import asyncio
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ PARAMS = SamplingParams(temperature=1.0, max_new_tokens=8)
 
 
 async def play(pool: EnginePool, deadline: float) -> tuple[list[Generation], list[EngineFailure]]:
-    """`CALLS` sessions of one turn, `AT_ONCE` at a time."""
+    """Play `CALLS` sessions of one turn, `AT_ONCE` at a time."""
     answers: list[Generation] = []
     failures: list[EngineFailure] = []
     left = iter(range(CALLS))

@@ -1,4 +1,4 @@
-"""Settings of an asynchronous run that contradict each other, and those that do not."""
+"""Settings of an asynchronous run that contradict each other, and combinations that do not."""
 
 import pytest
 
@@ -9,7 +9,7 @@ STALENESS = "--max-staleness"
 PARTIAL, MASKED = "--partial-rollout", "--mask-offpolicy-in-partial-rollout"
 
 REFUSED = {
-    # flags: what the error names, a working proposal last
+    # flags: words of the error, a working proposal last
     "--max-staleness -1": (STALENESS, "at least 0", "-1"),
     "--max-staleness 1.5": (STALENESS, "a whole number", "1.5"),
     "--update-weights-interval 2": ("--update-weights-interval 2", "--max-staleness 1"),
@@ -39,7 +39,7 @@ PYTHON: dict[str, dict[str, object]] = {
     "partial and synchronous": {"partial_rollout": True},
     "a mask of nothing": {"mask_offpolicy_in_partial_rollout": True},
 }
-"""The same contradictions without flags."""
+"""The same contradictions, set without flags."""
 
 
 def _params(table: dict[str, object]) -> list[object]:

@@ -1,4 +1,4 @@
-"""Episodes with a scripted model, and the proof of their masks."""
+"""Episodes with a scripted model, and checks of their masks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +13,8 @@ from tests.rollout.scripted import END, ScriptedEngine, make_context
 async def play(
     chat: Chat, kind: type[Environment], group: int, answers: Sequence[str], **arguments: Any
 ) -> tuple[Sample, list[str]]:
-    """Returns the sample of group `group`, and what the model read before each turn. The mask is proved: the masked
-    tokens are the ones that the engine returned, in order, and each request is the sample so far."""
+    """Play one episode. Returns the sample of group `group`, and the ids that the model read before each turn. The
+    masked tokens must be those that the engine returned, in order, and each request must be the sample so far."""
     engine = ScriptedEngine(chat, [f"{answer}{END}" for answer in answers])
     context = make_context(chat, engine, kind, 1 << 16)
     assert context.environments is not None

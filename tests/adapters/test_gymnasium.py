@@ -38,7 +38,7 @@ gymnasium.register("Spell-v0", Spell)
 
 
 def library(env_id: str, seed: int, actions: list[Any], **arguments: Any) -> tuple[list[str], float, bool]:
-    """Plays the library alone: the observations, the sum of rewards, and if the game itself ended the episode."""
+    """Play with the library alone. Returns observations, the sum of rewards, and true if the game ended the episode."""
     env = gymnasium.make(env_id, **arguments)
     seen, total = [str(env.reset(seed=seed)[0])], 0.0
     for action in actions:

@@ -1,4 +1,4 @@
-"""Harbor's task folders, played in every machine that works here."""
+"""Harbor's task folders, played in every kind of machine that works here."""
 
 import json
 import logging
@@ -202,7 +202,7 @@ async def test_the_commands_of_a_turn_share_the_time(tmp_path: Path) -> None:
         limits, clock, real = list[float](), [0.0], play.env.machine
 
         class Timed:
-            """Takes 100 s of the test's own clock for each command."""
+            """Takes 100 s of the test's clock for each command."""
 
             async def run(self, command: str, *, timeout: float) -> CommandResult:
                 limits.append(timeout)
@@ -314,7 +314,7 @@ async def test_warm_machines_wait_for_trajectories_and_close_with_the_run(tmp_pa
 
 @pytest.fixture
 def no_containers(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path on which `docker` and `podman` fail."""
+    """Make a path on which `docker` and `podman` fail."""
     folder = tmp_path_factory.mktemp("bin")
     for name in ("docker", "podman"):
         (folder / name).write_text("#!/bin/sh\necho no daemon >&2; exit 1\n")

@@ -1,4 +1,4 @@
-"""`openenv:URL` against a server of the pinned package: rewards and texts are those of its own client."""
+"""`openenv:URL` against a server of the pinned package: rewards and texts equal those of the package's own client."""
 
 import json
 import random
@@ -28,7 +28,7 @@ Server = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Starts a server and returns its address."""
+    """Start a server and return its address."""
     pytest.importorskip("openenv.core")
     with ExitStack() as stack:
 
@@ -62,7 +62,7 @@ async def loaded(url: str) -> type[Environment]:
 
 
 def guesses(group: int) -> list[int]:
-    """Halves the interval with the secret of that group, but for some groups, which give up early."""
+    """Guess by halving the interval around that group's secret; some groups give up early."""
     made: list[int] = []
     secret, low, high = random.Random(group).randrange(100), 0, 99
     while not made or made[-1] != secret:
@@ -72,7 +72,7 @@ def guesses(group: int) -> list[int]:
 
 
 async def theirs(url: str, group: int, actions: list[dict[str, Any]]) -> tuple[list[str], float]:
-    """What the library's own client reads and earns."""
+    """Return the observations and rewards of the library's own client."""
     from openenv.core import GenericEnvClient
 
     async with GenericEnvClient(base_url=url) as client:
@@ -144,7 +144,7 @@ Answers = Callable[[ServerConnection], Any]
 
 @pytest.fixture
 async def fake() -> AsyncIterator[Callable[[Answers], Any]]:
-    """Starts a WebSocket server that answers as given, for what a real one does only by accident."""
+    """Start a WebSocket server with given answers, for cases that a real server rarely produces."""
     servers = []
 
     async def start(answers: Answers) -> type[Environment]:

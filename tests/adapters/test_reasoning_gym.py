@@ -1,4 +1,4 @@
-"""reasoning-gym as data source and grader, against the library: the same rows, the same scores, also after a resume."""
+"""reasoning-gym as data source and grader equals the library: the same rows and scores, also after a resume."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ reasoning_gym = pytest.importorskip("reasoning_gym")
 PATH = "agentrl.adapters.reasoning_gym:ReasoningGymSource"
 CHOSEN = {"chain_sum": {"weight": 3, "config": {"max_terms": 4}}, "leg_counting": {}, "rearc": {"weight": 0.5}}
 SLOW = {"acre", "arc_agi", "futoshiki", "intermediate_integration", "word_ladder", "zebra_puzzles", "composite"}
-"""Datasets that take seconds for one row."""
+"""Datasets that need seconds for one row."""
 
 
 def source(folder: Path, chosen: dict[str, Any], seed: int = 5, **more: Any) -> RolloutDataSource:
@@ -44,7 +44,7 @@ def questions(groups: list[list[Sample]]) -> list[str]:
 
 
 def stored(sample: Sample) -> Sample:
-    """The sample as the ledger returns it."""
+    """Return the sample as the ledger returns it."""
     return Sample.from_dict(json.loads(json.dumps(sample.to_dict())))
 
 

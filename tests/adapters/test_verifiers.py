@@ -1,4 +1,4 @@
-"""`verifiers:ID` with the pinned library: rewards are the library's own for the same transcript, ids and masks are exact."""
+"""`verifiers:ID` with the pinned library: rewards equal the library's for a transcript, ids and masks are exact."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ ADD = "adder_add"
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tasksets, here and in the processes of their tools."""
+    """Make the tasksets importable, here and in the processes of their tools."""
     pytest.importorskip("verifiers.v1")
     monkeypatch.syspath_prepend(str(TASKSETS))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TASKSETS), *filter(None, sys.path)]))
@@ -36,7 +36,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def opened(name: str = "counting-v1", max_turns: int | None = None, **arguments: Any) -> AsyncIterator[Any]:
-    """A class of its own, set up."""
+    """Make a separate environment class and set it up."""
     kind: Any = type("Fresh", (load_environment(f"verifiers:{name}"),), {})
     await kind.setup(SimpleNamespace(env_args=arguments, max_turns=max_turns))
     try:
@@ -46,7 +46,7 @@ async def opened(name: str = "counting-v1", max_turns: int | None = None, **argu
 
 
 class Plan:
-    """The turns of the episode that is played now; the last turn repeats."""
+    """The turns of the episode that is being played; the last turn repeats."""
 
     def __init__(self) -> None:
         self.turns = ["done"]
@@ -75,7 +75,7 @@ async def play(served: Live, kind: type[AgentEnvironment], number: int) -> tuple
 
 
 async def theirs(kind: Any, number: int, messages: list[dict[str, Any]], state: Any) -> Any:
-    """The library's score of a transcript, from its task alone."""
+    """Return the library's score of a transcript, from its task alone."""
     import verifiers.v1 as vf
     from verifiers.v1.dialects.chat import ChatDialect
 
@@ -105,7 +105,7 @@ def _after_prompt(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def plan(rng: random.Random, goal: int) -> tuple[list[str], list[list[int]]]:
-    """A model's turns, and the numbers that their calls add: well made, denied, broken or unknown."""
+    """Draw a model's turns, and the numbers that their calls add: well made, denied, broken or unknown."""
     turns, added = [], []
     for _ in range(rng.randint(0, 5)):
         numbers = [rng.randint(1, max(1, goal // 2)) for _ in range(rng.choice([1, 1, 1, 2]))]
@@ -146,7 +146,7 @@ async def test_200_episodes_earn_the_rewards_of_the_library_for_the_same_transcr
 
 @pytest.mark.slow
 async def test_the_chat_loop_plays_as_the_program_of_the_librarys_null(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program runs in a process of its own, with this Python in place of the one that `uv` makes."""
+    """The program runs in a separate process, with this Python instead of the one that `uv` makes."""
     from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
     async def prepare(self: Any, script: str, env: Any = None, *, activate: bool = True) -> list[str]:
@@ -203,7 +203,7 @@ async def test_an_episode_that_fails_or_is_cancelled_leaves_nothing() -> None:
 
 @pytest.mark.slow
 async def test_another_agent_of_the_environment_has_a_model_of_its_own() -> None:
-    """The user of `user-sim` asks another gateway; only the turns of the assistant train."""
+    """The user of `user-sim` asks another gateway. Only the turns of the assistant train."""
     following = Plan()
     async with (
         live(lambda turn, prompt: ["What is it?", "###DONE###"][min(turn, 1)]) as others,

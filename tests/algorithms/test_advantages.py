@@ -1,4 +1,4 @@
-"""GRPO against plain numpy, and what must not change it."""
+"""GRPO against plain numpy, and changes that must not affect it."""
 
 import dataclasses
 import math
@@ -151,7 +151,7 @@ def test_mistakes_are_named() -> None:
 
 
 class Critic(GRPO):
-    """Reads values, and gives each token the reward of its sample less its value."""
+    """Reads values. A token's advantage is the reward of its sample minus its value."""
 
     name = "critic"
 

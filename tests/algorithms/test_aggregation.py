@@ -1,4 +1,4 @@
-"""Weights against loops, and the promise that no split changes the sum."""
+"""Weights against loops, and the guarantee that no split changes the sum."""
 
 from collections import defaultdict
 from typing import Any, NamedTuple

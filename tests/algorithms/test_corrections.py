@@ -11,11 +11,11 @@ from agentrl.errors import PluginError, SettingsError, TrainError
 from tests.algorithms.views import view
 
 RATIOS = (4.0, 0.5, 1.0, 0.125, 2.0)
-"""Trainer's probability before the step over the engine's: samples of three tokens and of two."""
+"""Trainer's probability before the step over the engine's: a sample of three tokens and one of two."""
 
 
 def seen(ratios: tuple[float, ...] = RATIOS, **changes: Any) -> TokenView:
-    """The sample of three tokens has advantage 2, the other -1; the policy is still that before the step."""
+    """Make a view: the sample of three tokens has advantage 2, the other -1. The policy has not changed yet."""
     old = torch.full((len(ratios),), -1.0)
     fields: dict[str, Any] = {
         "sample_ids": torch.tensor([0, 0, 0, 1, 1]),
@@ -29,7 +29,7 @@ def seen(ratios: tuple[float, ...] = RATIOS, **changes: Any) -> TokenView:
 
 
 def gradient(given: TokenView, **settings: Any) -> tuple[list[float], dict[str, list[float]]]:
-    """The gradient of the summed loss by each token's log-prob, and the statistics."""
+    """Return the gradient of the summed loss by each token's log-prob, and the statistics."""
     log_probs, old = given.log_probs.detach().requires_grad_(), given.old_log_probs.detach().requires_grad_()
     fields = {name: getattr(given, name) for name in TokenView.__dataclass_fields__}
     fields |= {"log_probs": log_probs, "old_log_probs": old}
@@ -102,7 +102,7 @@ def test_weights_and_rejection_together() -> None:
 
 
 def test_a_sample_with_negative_advantage_that_the_policy_left_has_no_policy_term() -> None:
-    """The engine's log-probs minus the policy's are on average -log(2) / 3 and log(4) / 2."""
+    """The engine's log-probs minus the policy's have the means -log(2) / 3 and log(4) / 2."""
     for delta, kept in ((0.69, 0), (0.70, 1)):
         grads, stats = gradient(seen(), use_opsm=True, opsm_delta=delta)
         assert grads == [-2, -2, -2, kept, kept]

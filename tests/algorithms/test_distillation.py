@@ -1,4 +1,4 @@
-"""On-policy distillation: by hand, on top of an estimator, and what it refuses."""
+"""On-policy distillation: by hand, on top of an estimator, and refused settings."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ OPD = "on_policy_distillation"
 
 
 def inputs(**changes: Any) -> SampleView:
-    """Two samples of one prompt; the second has a token that it was shown, for which nobody's number is sound."""
+    """Make two samples of one prompt. The second has an observation token, at which no log-prob is valid."""
     found = SampleView(
         rewards=torch.tensor([1.0, 0.0], dtype=torch.float64),
         group_ids=torch.tensor([0, 0]),
@@ -68,7 +68,7 @@ def test_with_coefficient_0_the_teacher_is_only_measured() -> None:
 
 
 def test_the_gradient_by_hand() -> None:
-    # One next token of two: p = softmax(z), the first was sampled. d(-A log p)/dz = -A * (onehot - p), on-policy.
+    # The next token is one of two: p = softmax(z), the first was sampled. d(-A log p)/dz = -A * (onehot - p), on-policy.
     z = torch.tensor([0.3, -0.4], dtype=torch.float64, requires_grad=True)
     log_probs, teacher = torch.log_softmax(z, -1), torch.log_softmax(torch.tensor([-1.0, 1.0], dtype=torch.float64), -1)
     settings = AlgorithmSettings(advantage_estimator=OPD, opd_kl_coef=0.7)

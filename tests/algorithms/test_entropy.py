@@ -1,4 +1,4 @@
-"""Entropy control: settings, and what it does to losses."""
+"""Entropy control: settings, and its effect on losses."""
 
 from typing import Any
 

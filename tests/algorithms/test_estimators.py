@@ -1,4 +1,4 @@
-"""The estimators beside GRPO, on groups small enough to work out by hand."""
+"""The estimators other than GRPO, on groups small enough to work out by hand."""
 
 import dataclasses
 import math
@@ -78,7 +78,7 @@ def test_ppo_takes_values_and_gives_the_critic_its_targets() -> None:
 
 @pytest.mark.parametrize("name", KL_IN_REWARD)
 def test_kl_in_the_reward_has_the_same_meaning_everywhere(name: str) -> None:
-    """Of a sample with one trained token both forms are the reward less kl_coef * KL."""
+    """For a sample with one trained token both forms equal the reward minus kl_coef * KL."""
     kl, values = torch.tensor([2.0, math.nan, 0.0]), torch.zeros(3)
     batch = dataclasses.replace(inputs([[1, 0], [1]], [3.0, 1.0]), kl=kl, values=values)
     plain = dataclasses.replace(inputs([[1, 0], [1]], [3.0 - 0.5 * 2.0, 1.0]), values=values)
@@ -129,7 +129,7 @@ def test_mistakes_are_named(name: str, changes: dict[str, Any], words: str) -> N
 
 
 def test_gspo_clips_whole_samples() -> None:
-    """Two tokens that moved apart have a ratio of 1; one sample that moved as a whole is clipped as a whole."""
+    """Two tokens that moved in opposite directions have a ratio of 1. A sample that moved is clipped as a whole."""
     old = torch.zeros(4, dtype=torch.float64)
     new = torch.tensor([0.5, -0.5, 0.3, 0.1], dtype=torch.float64, requires_grad=True)
     seen = view(new, old_log_probs=old, advantages=old + 1, sample_ids=torch.tensor([0, 0, 1, 1]), num_samples=2)

@@ -1,4 +1,4 @@
-"""Several rewards at once, with the advantages and the loss of a run and a policy of two tokens."""
+"""Several rewards at once: the advantages and the loss of a run with a policy of two tokens."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ PROMPTS, SAMPLES, ARMS, STEPS = 4, 8, 4, 100
 
 
 def learned(settings: AlgorithmSettings, seed: int) -> tuple[float, float]:
-    """The chances of both right arms after some steps; they begin at 1 / 4. A trajectory has two tokens, each an arm. The
-    first one earns 1 if it is right, the second one 100, with noise of as much."""
+    """Return the probabilities of both right arms after training; they begin at 1 / 4. A trajectory has two tokens, each
+    an arm. The first earns 1 if it is right, the second 100, with noise of standard deviation 100."""
     draw = torch.Generator().manual_seed(seed)
     logits = torch.zeros(2, ARMS, dtype=torch.float64, requires_grad=True)
     count = PROMPTS * SAMPLES

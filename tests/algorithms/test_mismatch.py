@@ -1,4 +1,4 @@
-"""What engine and trainer disagree about, on five tokens worked out by hand."""
+"""The mismatch between engine and trainer, on five tokens worked out by hand."""
 
 import math
 
@@ -12,7 +12,7 @@ from tests.algorithms.views import view
 def sums(
     ratios: list[float], staleness: list[int], mask: list[int], *, engine_is_old: bool = False
 ) -> dict[str, float]:
-    """Of tokens whose probability is `ratios` times the engine's, which are taken for the old ones if asked."""
+    """Return the sums for tokens whose probability is `ratios` times the engine's (the old one, if `engine_is_old`)."""
     trainer = torch.full((len(ratios),), -1.0, dtype=torch.float64)
     rollout = trainer - torch.tensor(ratios, dtype=torch.float64).log()
     seen = view(

@@ -1,4 +1,4 @@
-"""Losses, advantages and weights by path: what is taken, and what is refused with the path in the message."""
+"""Losses, advantages and weights by path: valid functions, and errors that name the path."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rewards of steps, discounted returns and GAE against loops over each sample's trained tokens."""
+"""Step rewards, discounted returns and GAE against loops over each sample's trained tokens."""
 
 import math
 from typing import Any
@@ -43,7 +43,7 @@ def test_a_reward_stands_on_the_last_step_and_kl_on_every_one() -> None:
 
 
 def test_step_rewards_are_the_whole_credit_and_go_to_the_step_before() -> None:
-    """A turn whose last token is masked keeps its reward; what comes before any step is nobody's."""
+    """A turn whose last token is masked keeps its reward. A reward before any trained token is ignored."""
     credit = torch.tensor([9.0, 0.0, 1.0, 2.0, 4.0, 8.0])
     batch = inputs([[0, 1, 1, 0], [0, 1]], [100.0, 100.0], step_rewards=credit)
     assert token_rewards(batch).tolist() == [0, 0, 3, 0, 0, 8]

@@ -1,4 +1,4 @@
-"""What may be set for which algorithm, and how an algorithm is found."""
+"""Settings that each algorithm allows, and how an algorithm is found."""
 
 import subprocess
 import sys

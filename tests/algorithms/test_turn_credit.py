@@ -1,4 +1,4 @@
-"""Advantages of turns: against hand-computed numbers, against plain GRPO where they must agree, and who takes them."""
+"""Turn advantages: against numbers by hand and, if both must agree, plain GRPO; and the algorithms that support them."""
 
 import dataclasses
 import math
@@ -16,11 +16,11 @@ from agentrl.errors import TrainError
 
 TakesTurns = ["grpo", "cispo", "rloo", "reinforce_plus_plus_baseline"]
 Played = Sequence[tuple[int, float]]
-"""A trajectory: for each turn the state that it is an answer to, and what it earned."""
+"""A trajectory: for each turn its state (the observation before it) and its reward."""
 
 
 def inputs(groups: Sequence[Sequence[Played]], *, steps: bool = True, numbers: Sequence[int] = ()) -> SampleView:
-    """Turns of two tokens, with one token shown in answer to each but the last; `numbers` are those of first turns."""
+    """Make turns of two tokens, each but the last with one observation token. `numbers`: numbers of first turns."""
     trajectories = [played for group in groups for played in group]
     starts = numbers or [1] * len(trajectories)
     mask, turns, states, rewards = [], [], [], []
@@ -44,7 +44,7 @@ def inputs(groups: Sequence[Sequence[Played]], *, steps: bool = True, numbers: S
 
 
 def credit(batch: SampleView, how: str = "returns", **settings: Any) -> list[list[float]]:
-    """The advantages of each sample's turns, which must be the same for all of a turn's tokens."""
+    """Return the advantage of each turn of each sample, which must be the same for all of a turn's tokens."""
     chosen = AlgorithmSettings(turn_credit=how, **{"grpo_std_normalization": False, **settings})
     got = compute_advantages(batch, chosen).advantages.split(batch.lengths.tolist())
     for one in got:
@@ -105,7 +105,7 @@ def test_it_is_the_plain_estimator_where_only_the_last_turn_has_a_reward(
 def test_a_split_trajectory_is_credited_as_a_whole_one() -> None:
     other = plain([1, 0, 0, 2])
     whole = credit(inputs([[plain([1, 0, 0.5, 1]), other]]))
-    # The earlier sibling's last turn has all that came after, see `turns.credit_of`.
+    # The last turn of the earlier sibling includes everything after it, see `turns.credit_of`.
     parts = inputs([[plain([1, 1.5]), plain([0.5, 1]), other]], numbers=[1, 3, 1])
     got = credit(dataclasses.replace(parts, trajectory_ids=torch.tensor([0, 0, 1])))
     assert [got[0] + got[1], got[2]] == whole
@@ -121,7 +121,7 @@ def test_masked_samples_are_compared_with_and_those_without_a_reward_are_not() -
 
 def test_the_kl_of_a_turn_is_taken_from_its_reward() -> None:
     batch = inputs([[plain([0, 1]), plain([0, 0])]])
-    kl = torch.tensor([1.0, 0, 9, 0, 2, 0, 0, 9, 0, 0])  # 9 stands where nothing was written
+    kl = torch.tensor([1.0, 0, 9, 0, 2, 0, 0, 9, 0, 0])  # 9 marks tokens that the model did not write
     got = credit(dataclasses.replace(batch, kl=kl), kl_coef=0.1)
     assert got == [pytest.approx([0.35, 0.4]), pytest.approx([-0.35, -0.4])]
 
@@ -132,7 +132,7 @@ def test_the_kl_of_a_turn_is_taken_from_its_reward() -> None:
 def test_turn_groups_by_hand() -> None:
     # State 7 is answered three times, twice by the first trajectory; state 8 once.
     batch = inputs([[[(0, 0), (7, 0), (7, 1)], [(0, 0), (8, 0), (7, 0)]]])
-    # Discounted returns are .25, .5, 1 and 0, 0, 0; those after state 7 have the mean .5.
+    # Discounted returns are .25, .5, 1 and 0, 0, 0. The turns in state 7 have the mean .5.
     step = [[0.125, 0.0, 0.5], [-0.125, 0.0, -0.5]]
     for weight in (1.0, 0.5):
         got = credit(batch, "gigpo", gamma=0.5, turn_credit_weight=weight)

@@ -1,4 +1,4 @@
-"""Sums over a sample, also where its tokens lie on several ranks."""
+"""Sums over a sample, also if its tokens lie on several ranks."""
 
 import math
 

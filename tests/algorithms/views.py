@@ -1,4 +1,4 @@
-"""`TokenView`s for tests: one sample unless said otherwise, all of it trained, on one rank."""
+"""`TokenView`s for tests: by default one sample, all of it trained, on one rank."""
 
 from typing import Any
 

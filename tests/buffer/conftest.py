@@ -10,7 +10,7 @@ _MEMORY = "/dev/shm"
 
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory if the machine has one: these tests end processes, not machines, and wait for no disk."""
+    """Return a folder in memory if the machine has one: these tests kill processes, not machines, and need no disk."""
     if not os.access(_MEMORY, os.W_OK):
         yield tmp_path
         return

@@ -20,7 +20,7 @@ from agentrl.sample import Sample, Status
 
 
 def make_args(prompt_data: Path | str | None = None, **changes: Any) -> SimpleNamespace:
-    """The flat settings as user code and sources see them."""
+    """Make the flat settings that user code and sources get."""
     flat = DataSettings(prompt_data=None if prompt_data is None else str(prompt_data)).model_dump()
     return SimpleNamespace(**{**flat, "n_samples_per_prompt": 2, "rollout_seed": 7, "env_timeout": 60.0, **changes})
 
@@ -30,14 +30,14 @@ def source_of(args: SimpleNamespace) -> DataSource:
 
 
 def lease(ledger: Ledger, n: int, step: int) -> list[int]:
-    """Ids of leased groups: those given back, then new ones of an endless file in its order."""
+    """Lease groups: released ones, then new ones of an endless file in its order. Returns their ids."""
     waiting = ledger.lease_waiting(n, step)
     new = ledger.lease_new(n - len(waiting), step, lambda position: DataPosition(0, position))
     return [leased.group_id for leased in waiting + new]
 
 
 def complete(ledger: Ledger, n: int, step: int) -> list[int]:
-    """Lease and finish groups; returns their ids."""
+    """Lease and finish groups. Returns their ids."""
     ids = lease(ledger, n, step)
     for group_id in ids:
         ledger.complete(group_id, finished(group_id))
@@ -45,7 +45,7 @@ def complete(ledger: Ledger, n: int, step: int) -> list[int]:
 
 
 def recovered(ledger: Ledger, checkpoint_step: int | None) -> dict[str, list[int]]:
-    """Recover; returns the groups that this moved, by the reason of their events."""
+    """Recover. Returns the groups whose state changed, by the reason of their events."""
     ledger.recover(checkpoint_step)
     moved: dict[str, list[int]] = {}
     with ledger.transaction() as db:
@@ -65,7 +65,7 @@ def prompts(path: Path, n: int) -> Path:
 
 
 def with_images(group: list[Sample]) -> list[Sample]:
-    """Give samples of `finished` an image of the group in the prompt, and one of their own in the observation."""
+    """Give samples of `finished` a shared image of the group in the prompt, and a separate one in the observation."""
     for sample in group:
         images = [_image(sample.group_index or 0, 0), _image(sample.group_index or 0, 1 + (sample.index or 0))]
         sample.images = {image.hash: image for image in images}
@@ -82,7 +82,7 @@ def _image(red: int, green: int) -> Image:
 
 
 def finished(group_id: int, n: int = 2, tag: str = "answer") -> list[Sample]:
-    """A group as the rollout loop would hand it over."""
+    """Make a finished group as the rollout loop does."""
     group = []
     for j in range(n):
         sample = Sample(
@@ -97,7 +97,7 @@ def finished(group_id: int, n: int = 2, tag: str = "answer") -> list[Sample]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for another thread."""
+    """Wait until another thread has made the condition true."""
     deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline

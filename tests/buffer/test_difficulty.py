@@ -1,4 +1,4 @@
-"""The draw by difficulty over a real ledger: its gain, what it depends on, and that it misses nothing."""
+"""The draw by difficulty with a real ledger: its gain, its inputs, and that it leaves out no prompt."""
 
 import random
 from collections import Counter
@@ -24,7 +24,7 @@ def queue_of(folder: Path, ledger: Ledger, rows: int, checkpoint: int | None = N
 
 
 def drawn(ledger: Ledger) -> list[int]:
-    """Prompt row of each group, in the order of the draws."""
+    """Return the prompt row of each group, in the order of the draws."""
     with ledger.transaction() as db:
         return [row for (row,) in db.execute("SELECT prompt_index FROM groups ORDER BY group_id")]
 
@@ -35,13 +35,13 @@ def row_of(group: Group) -> int:
 
 
 def rewards_of(group: Group, rate: Rate) -> list[float]:
-    """Rewards of a group of 8: the same, whoever plays it and when."""
+    """Return rewards of a group of 8, which do not depend on the run or the time."""
     chance = random.Random(group_id(group))
     return [float(chance.random() < rate(row_of(group))) for _ in range(8)]
 
 
 def play(queue: GroupQueue, version: int, groups: int, rate: Rate) -> list[int]:
-    """Draw groups under `version` and play them; return their rows. Each is dropped, which writes less than to keep it."""
+    """Draw groups under `version`, play and drop them (dropping writes less than keeping). Returns their rows."""
     leased = queue.lease(groups, version)
     for group in leased:
         queue.drop(group_id(group), "played", rewards=rewards_of(group, rate))
@@ -53,7 +53,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def drawn_with_known_rates(variances: Sequence[float], draws: int, batch: int) -> list[int]:
-    """The same draw, turns and exclusion of a version's prompts included, by the true p(1 - p)."""
+    """Draw by the true p(1 - p), with the same turns and without the prompts already drawn under a version."""
     chance, n, rows = random.Random(0), len(variances), list[int]()
     while len(rows) < draws:
         taken = set(rows[len(rows) // batch * batch :])
@@ -65,8 +65,8 @@ def drawn_with_known_rates(variances: Sequence[float], draws: int, batch: int) -
 
 @pytest.mark.parametrize("seed", nightly(range(3), 1))
 def test_it_gains_four_fifths_of_what_known_rates_gain(tmp_path: Path, seed: int) -> None:
-    """Success rates from Beta(.3, .3), groups of 8, five draws a prompt, all exploration included. The gain is that of the
-    mean p(1 - p) of the drawn prompts over uniform sampling."""
+    """Success rates are from Beta(.3, .3), groups of 8, five draws a prompt, exploration included. The gain is that of
+    the mean p(1 - p) of the drawn prompts over uniform sampling."""
     n, batch, chance = 200, 8, random.Random(seed)
     rates = [chance.betavariate(0.3, 0.3) for _ in range(n)]
     variances = [rate * (1 - rate) for rate in rates]
@@ -104,7 +104,7 @@ def test_an_epoch_is_as_many_draws_as_there_are_prompts(tmp_path: Path) -> None:
 
 
 def test_a_prompt_is_not_drawn_again_before_its_group_is_trained(tmp_path: Path) -> None:
-    """Groups in flight and finished groups that wait, of this version or of an earlier one (staleness)."""
+    """Groups in flight or finished and not yet trained, of this version or of an earlier one (staleness)."""
     with Ledger(tmp_path / "l.sqlite") as ledger:
         queue = queue_of(tmp_path, ledger, 400)
         rows: list[int] = []
@@ -121,7 +121,7 @@ def test_a_prompt_is_not_drawn_again_before_its_group_is_trained(tmp_path: Path)
 def test_a_draw_depends_on_no_result_of_its_own_version_and_on_no_order_of_results(
     tmp_path: Path, one_by_one: bool
 ) -> None:
-    """What a rollout draws is the same, however its groups end one after another."""
+    """A rollout draws the same prompts, in whatever order its groups end."""
     with Ledger(tmp_path / "a.sqlite") as first, Ledger(tmp_path / "b.sqlite") as second:
         queues = [queue_of(tmp_path, ledger, 60) for ledger in (first, second)]
         for version in range(6):
@@ -136,7 +136,7 @@ def test_a_draw_depends_on_no_result_of_its_own_version_and_on_no_order_of_resul
 
 
 def life(folder: Path, steps: int, end: int | None = None) -> None:
-    """Go on with a run whose checkpoints are of every second step, until `end` results are recorded (a kill)."""
+    """Resume a run with a checkpoint at every second step, until `end` results are recorded (a kill)."""
     saved = folder / "checkpoint"
     checkpoint = int(saved.read_text()) if saved.exists() else None
     with Ledger(folder / "l.sqlite") as ledger:
@@ -178,13 +178,13 @@ def test_a_killed_run_draws_what_an_unbroken_run_draws_and_trains_each_group_onc
 
 
 def share_of(queue: GroupQueue, version: int, wanted: Callable[[int], bool]) -> float:
-    """Share of `wanted` rows among groups that are drawn by difficulty, not in turn."""
+    """Return the share of `wanted` rows among groups that are drawn by difficulty, not in turn."""
     leased = [group for group in queue.lease(30, version) if group_id(group) % IN_TURN]
     return mean([wanted(row_of(group)) for group in leased])
 
 
 def test_new_prompts_come_before_solved_ones_and_after_those_of_middle_difficulty(tmp_path: Path) -> None:
-    """Rows below 300 have results: of middle difficulty below 100, solved from there."""
+    """Rows below 300 have results: those below 100 have middle difficulty, the others are solved."""
     with Ledger(tmp_path / "l.sqlite") as ledger:
         queue = queue_of(tmp_path, ledger, 600)
         record(ledger, version=0, results={row: (4 if row < 100 else 8) for row in range(300)})
@@ -194,7 +194,7 @@ def test_new_prompts_come_before_solved_ones_and_after_those_of_middle_difficult
 
 
 def test_old_results_count_less(tmp_path: Path) -> None:
-    """All prompts were solved, the odd rows long ago: those are tried again."""
+    """All prompts are solved; the odd rows have old results and are tried again."""
     with Ledger(tmp_path / "l.sqlite") as ledger:
         queue, now = queue_of(tmp_path, ledger, 200), 5 * HALF_LIFE
         record(ledger, version=0, results={row: 8 for row in range(1, 200, 2)})
@@ -203,7 +203,7 @@ def test_old_results_count_less(tmp_path: Path) -> None:
 
 
 def record(ledger: Ledger, version: int, results: dict[int, int]) -> None:
-    """Write results of one group of 8 for each row, with that many successes."""
+    """Write results of one group of 8 for each row, with this many successes."""
     with ledger.transaction() as db:
         values = [(row, 10_000 + row, version, successes) for row, successes in results.items()]
         db.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, 8)", values)

@@ -51,7 +51,7 @@ with Ledger(path) as ledger:
 
 @pytest.fixture
 def slow_disk(tmp_path: Path) -> dict[str, str]:
-    """The environment of a process whose fsync takes 10 ms."""
+    """Make the environment of a process whose fsync takes 10 ms."""
     if (compiler := shutil.which("cc")) is None:
         pytest.skip("there is no C compiler (cc) to make a slow fsync with")
     library = tmp_path / "slow_fsync.so"
@@ -81,7 +81,7 @@ def test_those_that_wait_share_a_transaction_and_one_that_fails_fails_alone(tmp_
         for thread in threads:
             thread.join(60)
         ledger._db.set_trace_callback(None)
-        assert len(commits) == 2  # that of this thread, and one of all nine
+        assert len(commits) == 2  # the commit of this thread, and one for all nine
         assert ledger.counts()[State.COMPLETED] == 8
         assert [str(error) for error in refused] == [
             "group 99 does not exist, so it cannot become completed; lease it first"
@@ -98,7 +98,7 @@ def test_an_fsync_of_10_ms_allows_1000_completions_a_second(tmp_path: Path, slow
     assert child.returncode == 0, child.stderr
     _, seconds, fsyncs = child.stdout.splitlines()[-1].split()
     sys.stdout.write(f"{1000 / float(seconds):.0f} completions a second, {fsyncs} fsyncs")
-    # Counted, not timed: a loaded machine is slower, and needs no more of them.
+    # The fsyncs are counted, not timed: a loaded machine is slower, but needs no more of them.
     assert 0 < int(fsyncs) <= 100
 
 

@@ -29,7 +29,7 @@ def _image(seed: int) -> Image:
 
 
 def _sample(group: int, number: int) -> Sample:
-    """Return a sample with three images of its group in the prompt, and one of its own behind the first turn."""
+    """Return a sample with three images of its group in the prompt, and its own image after the first turn."""
     *prompt, own = images = [*(_image(10 * group + at) for at in range(3)), _image(1000 + 8 * group + number)]
     sample = Sample(group_index=group, index=8 * group + number, reward=float(number % 2))
     sample.images = {image.hash: image for image in images}

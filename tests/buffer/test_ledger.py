@@ -1,4 +1,4 @@
-"""The ledger's sentences, its lock, its resumes and its audit, one case each."""
+"""The ledger's messages, its lock, its resumes and its audit, one case each."""
 
 import os
 import sqlite3
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def train_step(ledger: Ledger, step: int, n: int = 2) -> list[int]:
-    """One whole step: lease, generate, train."""
+    """Run one whole step: lease, generate, train."""
     complete(ledger, n - len(ledger.assign_batch(n, step)), step)
     ids = ledger.assign_batch(n, step)
     ledger.mark_trained(ids, step)
@@ -112,7 +112,7 @@ def test_a_dropped_group_is_replaced_by_the_next_prompt(path: Path) -> None:
 
 
 def stored(path: Path) -> tuple[int, int]:
-    """Groups whose samples, and whose samples to start from, are in the file."""
+    """Return the groups with stored samples, and the groups with stored samples to start from."""
     with sqlite3.connect(path) as db:
         (samples, starts) = db.execute(
             "SELECT (SELECT count(*) FROM payloads), (SELECT count(*) FROM starts)"
@@ -208,7 +208,7 @@ def test_resume_from_an_older_checkpoint_makes_pruned_groups_again(path: Path) -
 
 
 def test_finished_groups_that_the_remade_steps_did_not_change_are_kept(path: Path) -> None:
-    """Step 1 is trained again: the weights before it are the same as in the first life, those after it are not."""
+    """Step 1 is trained again: the weights before it equal those of the first life, the weights after it do not."""
     with Ledger(path) as ledger:
         for step in range(2):
             train_step(ledger, step)
@@ -350,7 +350,7 @@ def test_files_that_are_no_ledger(tmp_path: Path) -> None:
         ("DELETE FROM meta WHERE key='schema'", "has layout None; this program reads layout"),
         (
             "PRAGMA writable_schema=ON; UPDATE sqlite_master SET rootpage=(SELECT sum(rootpage) FROM sqlite_master WHERE "
-            "name LIKE 'groups_by_%') - rootpage WHERE name LIKE 'groups_by_%'",  # one index under the name of another
+            "name LIKE 'groups_by_%') - rootpage WHERE name LIKE 'groups_by_%'",  # an index with another index's name
             "is damaged: .*index",
         ),
         ("DROP TABLE payloads", "is a database but not a ledger"),
@@ -486,7 +486,7 @@ def test_the_audit_counts_the_groups_of_each_step(path: Path) -> None:
 
 
 def test_a_ledger_of_layout_2_is_migrated_when_it_is_opened(path: Path) -> None:
-    """Its groups: 0 and 1 trained at step 0, 2 and 4 trained at step 1 and undone, 3 waits again, 5 was dropped."""
+    """Groups 0 and 1 are trained at step 0; 2 and 4 were trained at step 1 and undone. 3 waits again; 5 is dropped."""
     path.parent.mkdir()
     with closing(sqlite3.connect(path)) as db:
         db.executescript(Path(__file__).with_name("ledger_layout_2.sql").read_text())

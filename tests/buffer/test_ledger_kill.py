@@ -1,5 +1,5 @@
-"""A run that is killed (SIGKILL) at chosen points, resumed, and killed again, trains every group exactly once, with its own
-images."""
+"""A run that is killed (SIGKILL) at chosen points and resumed, repeatedly, trains every group exactly once, with the
+group's own images."""
 
 import json
 import random
@@ -93,7 +93,7 @@ def test_killed_again_and_again(tmp_path: Path, seed: int) -> None:
 
 
 def check_batches(log: Path) -> None:
-    """A step that was trained again was trained on the very same samples."""
+    """Check that a step that was trained again used the same samples."""
     seen: dict[int, object] = {}
     for line in log.read_text().splitlines():
         step, *batch = json.loads(line)

@@ -1,4 +1,4 @@
-"""The ledger against a model of it, under random moves, crashes, checkpoints and recoveries."""
+"""The ledger against a model of it, with random operations, crashes, checkpoints and recoveries."""
 
 import shutil
 import tempfile
@@ -20,9 +20,9 @@ BATCH = 2
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """`model` maps a group to its state; `batches` remembers what each training step was given.
+    """`model` maps a group to its state; `batches` maps a training step to its batch.
 
-    `leased_for` and `finished_as` (rollout step, running number of the completion) give the order within a batch.
+    `leased_for` and `finished_as` (rollout step, sequence number of the completion) give the order within a batch.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 3), again=st.booleans())
     def expire(self, back: int, again: bool) -> None:
-        """What was leased long ago and waits for no batch is not trained."""
+        """Expire completed groups that were leased long ago and are in no batch."""
         fixed = {group for batch in self.batches.values() for group in batch}
         old = {i for i in self.having(State.COMPLETED) if self.leased_for[i] < self.step - back} - fixed
         assert set(self.ledger.expire(self.step - back, "too old", again=again)) == old
@@ -98,7 +98,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: State.LEASED in self.model.values())
     def finish_some(self, data: st.DataObject) -> None:
-        """Groups complete in any order, long after later ones perhaps."""
+        """Complete groups in any order, possibly long after later ones."""
         alive = sorted(self.having(State.LEASED))
         for group in data.draw(st.lists(st.sampled_from(alive), unique=True, min_size=1)):
             self.ledger.complete(group, finished(group, tag=f"life{self.life}"))
@@ -134,7 +134,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.step += 1
 
     def killed_after_the_checkpoint(self, ids: list[int]) -> None:
-        """The checkpoint of this step is on disk; the ledger was never told that the step was trained."""
+        """Recover with the checkpoint of this step on disk, and no record in the ledger that the step was trained."""
         self.model.update(dict.fromkeys(ids, State.TRAINED))
         self.trained_at.update(dict.fromkeys(ids, self.step))
         self.checkpoint = self.step

@@ -1,4 +1,4 @@
-"""A ledger on a local disk: what the run's folder has of it, and what a resume takes."""
+"""A ledger on a local disk: the copy in the run's folder, and the ledger that a resume uses."""
 
 import logging
 import shutil
@@ -15,7 +15,7 @@ from tests.support.audit import audit_ledger
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """The ledger's place in a run's folder."""
+    """Return the ledger's path in a run's folder."""
     return tmp_path / "run" / "ledger.sqlite"
 
 
@@ -51,7 +51,7 @@ def test_a_resume_takes_the_local_file_else_the_copy(
     elsewhere = place_ledger(file, str(tmp_path / "other"))
     assert completed(elsewhere) == 2
     assert f"has no ledger of this run; it goes on with the copy in {file}" in caplog.text
-    # The file that the run left behind is not of this life any more.
+    # The local file of the first life is not used: the run continued from the copy elsewhere.
     again = place_ledger(file, local)
     assert again not in (first, elsewhere)
     assert completed(again) == 2

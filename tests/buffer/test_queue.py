@@ -1,4 +1,4 @@
-"""A source under a ledger: what the rollout loop and the driver see."""
+"""A source with a ledger, as the rollout loop and the driver see it."""
 
 import threading
 import weakref
@@ -128,7 +128,7 @@ def compact(group_id: int) -> list[Sample]:
 
 
 class Watched(Sample):
-    """A sample that can be referred to weakly."""
+    """A sample that supports weak references."""
 
 
 def complete_watched(queue: GroupQueue, group_id: int) -> weakref.ref[Sample]:
@@ -167,7 +167,7 @@ def last_only(args: Any, buffer: list[list[Sample]], num_samples: int) -> list[l
 
 @pytest.mark.parametrize("source", [None, "agentrl.data.source:RolloutDataSource"])
 def test_the_filter_decides_what_waits_on(tmp_path: Path, source: str | None) -> None:
-    """It is called with the run's flat `args`; what it leaves waits, and new prompts take the place."""
+    """It is called with the run's flat `args`. Groups that it leaves keep waiting, and new prompts replace them."""
     with Ledger(tmp_path / "l.sqlite") as ledger:
         path = f"{__name__}:last_only"
         queue = queue_of(tmp_path, ledger, buffer_filter_path=path, data_source_path=source)
@@ -200,7 +200,7 @@ def test_groups_that_a_users_buffer_gives_back_finished_are_not_added_to_it_agai
 
 
 class Keeps(RolloutDataSourceWithBuffer):
-    """Gives each group a second time; refuses a group once, where it is told to."""
+    """Returns each group a second time. Refuses a group once if told to."""
 
     refused = -1
 

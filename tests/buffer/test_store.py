@@ -1,4 +1,4 @@
-"""The trajectory store: what is written is found again, by another reader, while it is written, and within bounds."""
+"""The trajectory store: another reader finds what is written, also during writing, and the size limits hold."""
 
 import sqlite3
 import threading
@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> Iterator[TrajectoryStore]:
 
 
 def called(*tools: str, number: int = 0) -> Group:
-    """A group whose first sample called these tools."""
+    """Make a group whose first sample called these tools."""
     group = finished(number)
     calls = [{"type": "function", "function": {"name": name, "arguments": "{}"}} for name in tools]
     group[0].metadata["messages"] = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": calls}]
@@ -66,7 +66,7 @@ def test_a_store_of_another_layout_is_refused(store: TrajectoryStore) -> None:
 
 
 def of_agent(role: object, *reasons: str) -> Group:
-    """A sample of an agent's session."""
+    """Make a sample of an agent's session."""
     group = finished(2, n=1)
     group[0].metadata["gateway"] = {"role": role, "reasons": [*reasons]}
     return group
@@ -278,7 +278,7 @@ def test_a_folder_that_cannot_be_written_is_read(store: TrajectoryStore, monkeyp
     store.add("train", "", 0, [finished(0)])
     with store:
         pass
-    monkeypatch.setattr("os.access", lambda *_: False)  # whoever is root may write everywhere
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
     with StoreReader(store.path) as reader:
         assert reader.count() == 2
         assert [file.name for file in store.path.parent.iterdir()] == ["trajectories.sqlite"], "nothing was made there"

@@ -1,4 +1,4 @@
-"""Samples as bytes and as files: nothing changes on the way, damage is named, imports stay light."""
+"""Samples as bytes and as files: a round trip changes nothing, damage is named, imports stay light."""
 
 import subprocess
 import sys
@@ -166,7 +166,7 @@ def test_a_dump_as_slime_writes_it_is_read(tmp_path: Path) -> None:
 
 
 class Foreign:
-    """An object whose unpickling would leave a file."""
+    """An object whose unpickling would create a file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -239,7 +239,7 @@ def test_the_room_is_light() -> None:
 
 
 def routed(tokens: int, experts: int) -> list[Sample]:
-    """A group of a model with 94 layers, 8 experts a token."""
+    """Make a group of a model with 94 layers, 8 experts a token."""
     group = finished(0)
     for sample in group:
         sample.append_model([5] * tokens, [-1.0] * tokens, "3", turn=2)

@@ -1,4 +1,4 @@
-"""The one place where a trajectory grows: tokens and masks, room, splits, and clients known by what they send."""
+"""The one place where a trajectory grows: tokens and masks, space, splits, and clients recognized by their messages."""
 
 import copy
 import json
@@ -172,7 +172,7 @@ def test_a_restart_closes_the_sample_and_begins_with_other_messages() -> None:
 
 
 def told(policy: Any = "keep") -> Conversation:
-    """One that has called a tool, seen its result and answered."""
+    """Make a conversation that has called a tool, seen its result and answered."""
     talk = begin(policy)
     for text, shown in ((THINK + CALL + END, RESULT), ("It is 1." + END, None)):
         write(talk, text)
@@ -241,7 +241,7 @@ def test_a_call_in_another_form_is_no_other_call() -> None:
     assert told().continued([*other, *NEW]) is None
     talk = begin()
     write(talk, THINK + CALL + END)
-    talk.record_shown_text("")  # a client that is told content and calls apart, and keeps no reasoning
+    talk.record_shown_text("")  # a client that gets content and calls separately, and keeps no reasoning
     for messages, new in ((parsed(SENT), [RESULT]), (other, None)):
         turn = {key: value for key, value in messages[1].items() if key != "reasoning"}
         assert talk.continued([USER, turn, RESULT]) == new

@@ -1,4 +1,4 @@
-"""Demonstrations as samples, over real templates: what is trained is what the parser reads back."""
+"""Demonstrations as samples, with real templates: the parser reads back what is trained."""
 
 import pytest
 

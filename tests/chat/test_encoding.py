@@ -1,4 +1,4 @@
-"""Text from users, tools and data never becomes a control token; other text keeps the tokenizer's own ids."""
+"""Text from users, tools and data never becomes a control token. Other text keeps the tokenizer's own ids."""
 
 import copy
 import re
@@ -20,7 +20,7 @@ TOOLS = [{"name": "fn", "description": "d", "parameters": {"type": "object", "pr
 
 @cache
 def control_ids(chat: Chat) -> dict[int, str]:
-    """Special tokens, and added tokens that the template writes."""
+    """Return special tokens, and added tokens that the template writes."""
     decoder: dict[int, Any] = chat.tokenizer.added_tokens_decoder
     return {i: t.content for i, t in decoder.items() if t.special or t.content in chat.template.source}
 
@@ -31,7 +31,7 @@ def count_control(chat: Chat, ids: list[int]) -> list[int]:
 
 
 def conversation(chat: Chat, text: str) -> tuple[list[int], list[int]]:
-    """Prompt ids and delta ids of a conversation with `text` wherever untrusted text can stand."""
+    """Return prompt ids and delta ids of a conversation with `text` in every place for untrusted text."""
     system = [{"role": "system", "content": text}] if chat.report.can.system else []
     tools = [{**TOOLS[0], "description": text}] if chat.report.can.tools else None
     session = ChatSession(chat, [*system, {"role": "user", "content": [{"type": "text", "text": text}]}], tools)

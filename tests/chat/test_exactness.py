@@ -1,4 +1,4 @@
-"""Grown ids are the template's own full rendering wherever the report says so."""
+"""The ids of a growing conversation equal the template's own full rendering wherever the report says so."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -41,13 +41,13 @@ PARTLY_EXACT = [
 
 
 EVERYDAY = ("qwen3", "qwen3_5_think_training", "gptoss")
-"""The nearest and the farthest from the model's own form."""
+"""The templates that are nearest to and farthest from the model's own form."""
 REWRITTEN = ("gemma4", "gptoss")
-"""Templates that write earlier turns otherwise once others follow: what they then write is no turn behind what was seen."""
+"""Templates that render an earlier turn differently once others follow. The rendering then has no prefix in common."""
 
 
 def assert_parsed(chat: Chat, turn: ParsedTurn, message: Message, text: str) -> None:
-    """Where the format has a parser, it reads back what the template wrote."""
+    """Check that the format's parser, if any, reads back what the template wrote."""
     if chat.turn_parser.family.name == "none":
         return
     written = [call["function"] for call in message.get("tool_calls", [])]
@@ -59,7 +59,7 @@ def assert_parsed(chat: Chat, turn: ParsedTurn, message: Message, text: str) -> 
 
 
 def grow(name: str, data: st.DataObject, thought: Thought) -> tuple[int, int]:
-    """Play a random conversation; returns the boundaries at which the report promised exactness, and all of them."""
+    """Play a random conversation. Returns the number of boundaries with promised exactness, and of all."""
     chat = make_chat(name)
     tools = TOOLS if chat.report.can.tools else None
     messages = data.draw(conversations(chat, thought))
@@ -104,7 +104,7 @@ def test_what_is_promised_is_exact(name: str, thought: Thought, data: st.DataObj
 @pytest.mark.parametrize("thought", [Thought.WITH, Thought.WITHOUT])
 @pytest.mark.parametrize("name", ["gemma4_v5", "gptoss"])
 def test_calls_without_text_beside_them_are_exact(name: str, thought: Thought) -> None:
-    """These two templates rewrite turns that have text and calls; a tool loop has none."""
+    """These two templates rewrite turns that have text and calls; a tool loop has no such turns."""
     chat, reasoning = make_chat(name), thought is Thought.WITH
     messages = [user(1)]
     session = ChatSession(chat, messages, [TOOL])
@@ -129,7 +129,7 @@ def test_calls_without_text_beside_them_are_exact(name: str, thought: Thought) -
 @settings(SETTINGS, max_examples=150)
 @given(data=st.data())
 def test_what_is_promised_is_exact_everywhere(thought: Thought, data: st.DataObject) -> None:
-    """All templates but those for images and those that need a BOS that the Qwen3 tokenizer does not have."""
+    """All templates except image templates and those that need a BOS that the Qwen3 tokenizer lacks."""
     from tests.support.assets import chat_templates
 
     without = ("idefics3", "smolvlm", "llava_next", "qwen2_5_vl", "llama3", "gemma", "deepseek", "gptoss", "diffusion")

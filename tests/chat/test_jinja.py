@@ -1,4 +1,4 @@
-"""Chat templates of somebody else: what one can make of a run's time and memory."""
+"""Untrusted chat templates: limits of the time and memory that they can take."""
 
 import resource
 import threading
@@ -18,7 +18,7 @@ DOUBLED = "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set ns.a =
 NESTED_AS_TEXT = (
     "{% set ns = namespace(a=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}{{ ns.a ~ '' }}"
 )
-"""As the form without `~`; each takes seconds."""
+"""Like the form without `~`; each takes seconds."""
 GROWING = [
     "{{ 'a' * 10**9 }}",
     "{{ 10**9 * 'a' }}",

@@ -1,4 +1,4 @@
-"""Parsers against what models may do to them (recorded outputs: `acceptance`)."""
+"""Parsers against unusual model output (recorded outputs: `acceptance`)."""
 
 import json
 from typing import Any
@@ -104,7 +104,7 @@ REPEATED = [
 
 @pytest.mark.parametrize("family", nightly(FORMATS, 3))
 def test_degenerate_output_takes_no_time(family: str) -> None:
-    """Repetition of half a call, as a collapsing policy writes it, must not hang an event loop (or this test)."""
+    """A collapsing policy repeats half a call. Reading this must not block an event loop (or this test)."""
     for unit in REPEATED:
         for opening in ("", "<tool_call>f", "<tool_call><function=f><parameter=a>"):
             make_parser(family, "think", "").parse(opening + unit * 8_000)

@@ -1,4 +1,4 @@
-"""What a template writes for a turn, and whether the parser reads it."""
+"""The text that a template writes for a turn, and if the parser reads it."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_a_template_without_tool_calls_has_none_to_read() -> None:
 
 
 def test_a_template_that_wants_no_content_beside_calls() -> None:
-    """As that of DeepSeek V3 does, with arguments as text."""
+    """DeepSeek V3's template is like this, with arguments as text."""
     shown = (
         "{% if m.content is none %}{{ m.tool_calls[0].function.arguments + '!' }}{% else %}{{ m.content }}{% endif %}"
     )
@@ -49,7 +49,7 @@ def test_a_template_that_wants_no_content_beside_calls() -> None:
 
 
 def test_a_template_that_shows_ids_for_names() -> None:
-    """As that of Kimi K2 does; the model numbers its calls from 0 on."""
+    """Kimi K2's template is like this; the model numbers its calls from 0."""
     shown = "{% for c in m.tool_calls %}<{{ c.id }}>{{ c.function.arguments.a }}{% endfor %}{{ m.tool_call_id }}"
     template = Template("{% for m in messages %}" + shown + "{{ m.content }}{% endfor %}", {})
     messages = [user(1), assistant(1, calls=[1, 2], content=False), result(2)]

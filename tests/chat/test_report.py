@@ -1,4 +1,4 @@
-"""What the probe finds in real templates, and how it reads."""
+"""The probe's findings in real templates, and the text of the report."""
 
 import sys
 from subprocess import run

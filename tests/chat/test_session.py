@@ -1,4 +1,4 @@
-"""Sessions: odd completions, history policies, segments and masks, and what a turn costs."""
+"""Sessions: odd completions, history policies, segments and masks, and the cost of a turn."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ AFTER = "\n<|im_start|>user\n<tool_response>\nR\n</tool_response><|im_end|>\n<|i
 
 
 def answer(chat: Chat, completion: str | list[int], messages: Any = None) -> tuple[str, str]:
-    """(close text, env text) of one model turn that is answered by a tool."""
+    """Return (close text, env text) of one model turn that a tool answers."""
     session = ChatSession(chat, [USER], TOOLS)
     ids = chat.encode(completion) if isinstance(completion, str) else completion
     session.append_model_turn(ids)
@@ -175,7 +175,7 @@ def test_the_prompt_is_refused_with_the_templates_own_words() -> None:
 
 
 class Counting:
-    """A tokenizer that counts the characters it is given, to show what a turn costs without a clock."""
+    """A tokenizer that counts its input characters, to measure the cost of a turn without a clock."""
 
     is_fast = False
 
@@ -198,7 +198,7 @@ class Counting:
 
 
 def test_a_turn_costs_the_same_at_any_history() -> None:
-    """Characters encoded, ids decoded and characters rendered per turn are constant from 1k to 32k tokens."""
+    """Encoded characters, decoded ids and rendered characters of a turn are constant from 1k to 32k tokens."""
     base = make_chat("qwen3")
     tokenizer = Counting(base.tokenizer)
     chat = Chat(tokenizer, chat_template=chat_templates()["qwen3"])
@@ -242,7 +242,7 @@ def test_load_reads_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("depth", [50, 600, 5_000])
 def test_calls_that_are_nested_too_deeply_are_broken(depth: int) -> None:
-    """600 levels are JSON, but more than Python's stack takes where messages are walked through."""
+    """600 levels are valid JSON, but exceed Python's stack in a recursive walk over messages."""
     session = ChatSession(chat := make_chat("qwen3"), [{"role": "user", "content": "x"}])
     arguments = '{"a": ' + "[" * depth + "]" * depth + "}"
     call = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'

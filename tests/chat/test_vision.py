@@ -1,4 +1,4 @@
-"""Placeholders of images: ids equal to the processor's own, places of images, and text that looks like a placeholder."""
+"""Placeholders of images: ids equal the processor's, spans of images, and text that looks like a placeholder."""
 
 import random
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.support.nightly import nightly
 from tests.support.vision import CHAT_TEMPLATE, Kind, picture, tiny_vlm, tokenizer_with_images
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "gemma3", "glm4v")
-"""The two Qwens from whole folders; the others' processors from transformers' classes with small settings."""
+"""The two Qwens from whole folders; the other processors from transformers' classes with small settings."""
 
 MARKS = {"gemma3": "<start_of_image>", "glm4v": "<|image|>"}
 
@@ -75,7 +75,7 @@ def test_ids_equal_the_processors(family: str, count: int, tmp_path: Path) -> No
     for _ in range(count):
         raw = [_said(chance, "user"), {"role": "assistant", "content": "It is red."}, _said(chance, "user")]
         messages, images = chat.take_images(raw, {})
-        # The processor knows no untrusted text, so it gets a conversation without such text.
+        # The processor does not handle untrusted text, so it gets a conversation without such text.
         plain = [_without_marks(message) for message in messages]
         ids = chat.render_ids(plain)
         text = chat.template.render(_normal(plain), None)
@@ -112,7 +112,7 @@ def _without_marks(message: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("count", [10, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", nightly(FAMILIES, 2))
 def test_a_conversation_with_faults_keeps_ids_masks_and_places(family: str, count: int, tmp_path: Path) -> None:
-    """Turns may be cut, may hold placeholders that the model sampled, and tools may answer with images."""
+    """Turns may be truncated or contain placeholders that the model sampled, and tools may answer with images."""
     chat, chance = _chat(family, tmp_path / "m"), random.Random(1)
     assert chat.placeholders is not None
     pad, stop = chat.placeholders.token_id, chat.stop_token_ids[0]

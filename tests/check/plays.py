@@ -1,4 +1,4 @@
-"""Environments as a check meets them, one mistake each."""
+"""Environments that a check plays, each with one mistake."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from agentrl.sample import Message
 
 
 class Sound(Environment):
-    """Everything a check may take for a mistake and is none: chance from the sample, state on the instance, a slow tool."""
+    """No mistake, but everything that looks like one: chance from the sample, state on the instance, a slow tool."""
 
     max_turns = 4
     secret = 0

@@ -1,4 +1,4 @@
-"""A person, or a served model, in the place of the scripts."""
+"""A person, or a served model, instead of the scripts."""
 
 import re
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def typing(lines: list[str], rows: Path) -> str:
 def test_what_a_person_types_is_the_models_turn(rows: Path) -> None:
     said = typing(['!calculator {"expression": "40+2"}', "<answer>42</answer>", "no idea", "none"], rows)
     assert said.endswith("[1.0, 0.0, 0.0]\n")
-    # The person is shown what a model would be: the prompt, and what the tool answered.
+    # The person is shown the same as a model: the prompt, and the tool's answer.
     assert "How much is 40+2?" in said
     assert "<tool_response>" in said
 

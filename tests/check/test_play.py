@@ -1,4 +1,4 @@
-"""What a check finds when it plays: the mistake, with the function's name, and nothing in what is sound."""
+"""Results of a check that plays: it names the mistake and the function, and reports nothing in a sound environment."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ MISTAKES = {
 
 
 EVERYDAY = ("Blocks", "Swallows", "Race", "Rewrites", "Careless", "LeavesTasks", "Replays")
-"""Mistakes of each kind; the others are looked for nightly."""
+"""Mistakes of each kind; the others are tested nightly."""
 
 
 async def checked(env: str | None, chat: Chat | None = None, seconds: float = 60.0, **settings: object) -> CheckedPlay:

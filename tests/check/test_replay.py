@@ -1,4 +1,4 @@
-"""Stored trajectories once more: the same under the same code, and otherwise under another."""
+"""Stored trajectories are replayed: equal under the same code, and different under other code."""
 
 import json
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def bonus(args, sample):
 
 @pytest.fixture(scope="module")
 async def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run's folder with the episodes that a check plays in store."""
+    """Make a run's folder whose store holds the episodes that a check plays."""
     folder = tmp_path_factory.mktemp("run")
     make_tokenizer().save_pretrained(folder / "model")
     played = await checked("tests.check.plays:Sound", Chat(make_tokenizer()), seconds=60.0)
@@ -114,7 +114,7 @@ def test_sets_of_an_evaluation_may_have_graders_of_their_own(
 
 
 def run_of(folder: Path, kinds: Sequence[Kind], groups: list[Group], **changes: object) -> Path:
-    """A run's folder with these groups in store, each kind's once."""
+    """Make a run's folder whose store holds these groups, each kind's once."""
     folder.mkdir()
     with TrajectoryStore(folder / TRAJECTORIES, 1000) as store:
         for kind in kinds:

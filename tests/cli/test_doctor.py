@@ -15,7 +15,7 @@ def doctor(**environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def rows(text: str) -> dict[str, str]:
-    """What a row's name says: its state and what was found."""
+    """Return the state and the finding of each row, by the row's name."""
     names = (
         "Python tool",
         "machine bubblewrap",

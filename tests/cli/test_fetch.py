@@ -1,4 +1,4 @@
-"""`agentrl fetch` as people use it, from a mirror of the Hub on loopback."""
+"""`agentrl fetch` from a mirror of the Hub on loopback."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def mirror() -> Iterator[Mirror]:
 def agentrl(url: str, *args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     env = {**clean, "HF_ENDPOINT": url, "HF_HOME": str(cwd / "home"), **environment}
-    # What reads the address of the Hub while it is imported needs an interpreter of its own.
+    # A module that reads the Hub's address at import needs a separate interpreter.
     command = [python() if args[0] == "check" else sys.executable, "-m", "agentrl", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, cwd=cwd)
 
@@ -101,11 +101,11 @@ def test_a_download_that_broke_off_goes_on(mirror: Mirror, tmp_path: Path) -> No
     assert done.returncode == 2
     assert "the same command again: it continues the download" in done.stderr
     assert not (tmp_path / "large").exists()
-    mirror.break_at = 11 << 20  # more than huggingface_hub takes at once
+    mirror.break_at = 11 << 20  # more than huggingface_hub fetches at once
     mirror.ranges.clear()
     done = agentrl(mirror.url, *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert mirror.ranges == [("train.jsonl", at << 20) for at in (0, 10, 20)]  # small.jsonl was there
+    assert mirror.ranges == [("train.jsonl", at << 20) for at in (0, 10, 20)]  # small.jsonl existed already
     assert (tmp_path / "large/train.jsonl").read_bytes() == whole
     assert {path.name for path in tmp_path.iterdir()} - {"home"} == {"large", "source"}
 

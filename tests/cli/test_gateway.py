@@ -1,4 +1,4 @@
-"""`agentrl gateway`: the context that it lets sessions have."""
+"""`agentrl gateway`: the context length that it allows sessions."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ ENGINES = ("http://127.0.0.1:9", "http://127.0.0.1:10")
 
 
 class Opened(Exception):
-    """The end of the command, where it would begin to serve."""
+    """Raised where the command would begin to serve."""
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def context_of(patch: pytest.MonkeyPatch, folder: Path | str, lengths: list[int | None], *flags: str) -> int:
-    """The context length of the gateway, if the engines say these lengths."""
+    """Return the context length of the gateway if the engines report these lengths."""
     opened: list[int] = []
 
     async def model_info(self: EnginePool) -> dict[str, Any]:

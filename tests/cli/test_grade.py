@@ -1,4 +1,4 @@
-"""`agentrl grade` on real files, with the real pool of processes."""
+"""`agentrl grade` on real files, with the real process pool."""
 
 import json
 import os

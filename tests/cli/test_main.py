@@ -1,4 +1,4 @@
-"""The `agentrl` command as people use it: in a process of its own, by its output and exit code."""
+"""The `agentrl` command in a separate process, by its output and exit code."""
 
 import ast
 import os
@@ -58,7 +58,7 @@ def test_commands_answer_without_torch_or_ray(line: str) -> None:
 
 
 def test_help_is_fast() -> None:
-    """Hardly more than the library that it is written with, on any processor and beside any other program."""
+    """CPU time is little more than that of importing the CLI library, on any processor and under any load."""
     assert processor_seconds("-m", "agentrl", "--help") < 3 * processor_seconds("-c", "import click")
 
 
@@ -224,7 +224,7 @@ def test_every_package_that_agentrl_imports_is_required_or_brought_by_an_extra()
     declared = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     required = {re.split(r"[^\w.-]", line)[0] for line in declared} | {"yaml", "agentrl", *sys.stdlib_module_names}
     others = {"llvmlite", "pydantic_core", "httpx2", "latex2sympy2_extended", "yarl", "huggingface_hub"}
-    others |= {"trackio"}  # of people who have it: its own dependencies are large
+    only for its users: its own dependencies are large
     missing = {name for name in imported if not {name, _DISTRIBUTED_AS.get(name, name).replace("_", "-")} & required}
     assert missing == others, "these come with numba, pydantic, mcp, math-verify, aiohttp, transformers"
 
@@ -321,7 +321,7 @@ def test_init_makes_a_model_that_check_reports_on(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_is_exit_code_130(tmp_path: Path) -> None:
-    """An environment that raises KeyboardInterrupt while it loads stands for a person's Ctrl-C at that moment."""
+    """An environment that raises KeyboardInterrupt while it loads simulates a Ctrl-C at that moment."""
     (tmp_path / "slow.py").write_text("raise KeyboardInterrupt\n")
     done = agentrl("check", "slow.py:Env", cwd=tmp_path)
     assert done.returncode == 130

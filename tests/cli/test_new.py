@@ -1,4 +1,4 @@
-"""`agentrl new` and `agentrl init`: what they write runs as it is, and nothing that is there is overwritten."""
+"""`agentrl new` and `agentrl init`: the written files run without changes, and no existing file is overwritten."""
 
 import os
 import subprocess

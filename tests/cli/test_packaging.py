@@ -1,4 +1,4 @@
-"""The distribution: its name, its extras, its files, and the commands where nothing but the base is installed."""
+"""The distribution: its name, its extras, its files, and the commands of a base installation."""
 
 import ast
 import json
@@ -63,11 +63,11 @@ LINES = {
     "view runs --port 0": "view",
     "report runs/one": "",
 }
-"""Command lines, and the one extra that each of them lacks in the base; none if the base is enough."""
+"""Command lines, and the extra that each of them lacks in the base; none if the base is enough."""
 
 
 def resolved(extra: str) -> set[str]:
-    """What an extra brings, other extras of ours resolved."""
+    """Return the requirements of an extra, with other extras of ours resolved."""
     lines: set[str] = set()
     for line in EXTRAS[extra]:
         nested = re.fullmatch(rf"{DISTRIBUTION}\[(.*)\]", line)
@@ -76,7 +76,7 @@ def resolved(extra: str) -> set[str]:
 
 
 def closure(lines: list[str]) -> set[str]:
-    """The distributions that these requirements bring, here."""
+    """Return the installed distributions that these requirements need."""
     found: set[str] = set()
     while lines:
         name = re.split(r"[^\w.-]", lines.pop())[0]
@@ -92,7 +92,7 @@ def closure(lines: list[str]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the packages of the base alone, by links, and with our own metadata."""
+    """Make a folder with only the packages of the base, by links, and with our own metadata."""
     folder = tmp_path_factory.mktemp("bare")
     for name in closure(list(PROJECT["dependencies"])):
         for file in metadata.distribution(name).files or ():
@@ -243,7 +243,7 @@ def test_nothing_says_to_install_by_another_name() -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, and the wheel that is built from it, as a release has them."""
+    """Build the sdist, and from it the wheel, as a release does."""
     folder = tmp_path_factory.mktemp("dist")
     venv = folder / "venv"
     for command in (

@@ -1,4 +1,4 @@
-"""The commands of README's tour, in an environment that the built wheel alone was installed into."""
+"""The commands of README's tour, in a venv with only the built wheel."""
 
 import os
 import re
@@ -63,7 +63,7 @@ def test_every_command_of_the_tour_works_the_first_time(built: Path, tmp_path: P
 
 
 def serves(words: list[str], folder: Path, env: dict[str, str]) -> None:
-    """Start a server and end it once it says that it is ready."""
+    """Start a server and end it once it reports that it is ready."""
     with subprocess.Popen(
         words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:

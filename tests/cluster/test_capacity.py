@@ -1,4 +1,4 @@
-"""Room for a run: what it needs is counted, and what is too much is refused with the numbers, or made to fit."""
+"""Capacity of the cluster: a run's need is counted. Too much is refused with the numbers, or reduced to fit."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Trainer and engines in turns on one placement: the same numbers, less memory, and killed at any moment."""
+"""Trainer and engines alternate on one placement: the same numbers, less memory, also if killed at any moment."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
 
 
 class Watch(threading.Thread):
-    """Resident bytes of a run's trainer and engine while it runs: (trainer, engine), every few milliseconds."""
+    """Resident bytes of a run's trainer and engine: (trainer, engine), every few milliseconds."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(daemon=True)
@@ -34,7 +34,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         ids = self.run_.processes()
         trainer = psutil.Process(ids["trainer"][0])
-        # What the run knows is the guard; the server is its child.
+        # The run lists the parent watchdog; the server is its child.
         engine = max(psutil.Process(ids["engine"][0]).children(), key=lambda process: process.memory_info().rss)
         while self.run_.process.poll() is None:
             try:

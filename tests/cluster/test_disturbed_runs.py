@@ -1,4 +1,4 @@
-"""Asynchronous runs with processes killed or stopped under them; `benchmarks/kill_resume.py` does it at many moments."""
+"""Asynchronous runs whose processes are killed or stopped; `benchmarks/kill_resume.py` does this at many moments."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Several groups of engines: an opponent whose weights stay, and engines that evaluate while the trainer trains."""
+"""Several engine groups: an opponent with fixed weights, and engines that evaluate while the trainer trains."""
 
 from pathlib import Path
 

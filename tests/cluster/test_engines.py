@@ -1,4 +1,4 @@
-"""Runs whose engines die or hang: they end as planned, with nothing lost and nothing left running."""
+"""Runs whose engines die or hang end as planned, with nothing lost and no process left running."""
 
 import json
 import os
@@ -57,11 +57,11 @@ class Health(BaseHTTPRequestHandler):
 
 HTTPServer((value("--host"), int(value("--port"))), Health).serve_forever()
 """
-"""In the place of SGLang: writes its command line; machine 0 is a built-in engine, the others answer health checks."""
+"""Replaces SGLang: writes its command line. Machine 0 is a built-in engine, the others answer health checks."""
 
 
 def test_an_engine_over_two_nodes(tmp_path: Path) -> None:
-    """Two simulated nodes of Ray have a part of the engine each; a whole run generates there and trains."""
+    """Each of two simulated Ray nodes has a part of the engine; a whole run generates there and trains."""
     kit, fake = RunKit.make(tmp_path), tmp_path / "sglang"
     fake.write_text(LAUNCHER.format(python=sys.executable, folder=str(tmp_path)))
     fake.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Runs that fail on the way: one message, exit code 2, nothing left running, and the same command goes on afterwards."""
+"""Runs that fail midway: one message, exit code 2, no process left running, and the same command resumes."""
 
 from pathlib import Path
 
@@ -94,7 +94,7 @@ def test_workers_that_die_at_every_start_end_the_run_with_that_reason(kit: RunKi
 
 
 def test_an_environment_that_fails_late_loses_nothing(kit: RunKit) -> None:
-    """Rollout 0 is trained, rollout 1 fails; with the environment mended the same command goes on from there."""
+    """Rollout 0 is trained, rollout 1 fails. With the environment repaired the same command resumes from there."""
     changes = {"save_interval": 1, "num_rollout": 3}
     first = kit.start(kit.arguments("late", env="failing.py:Late", **changes))
     first.until(first.processes)

@@ -1,4 +1,4 @@
-"""A disk that is full: one sentence, exit code 2, and nothing that was finished is lost."""
+"""A full disk: one message, exit code 2, and no finished work is lost."""
 
 from pathlib import Path
 

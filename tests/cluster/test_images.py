@@ -1,4 +1,4 @@
-"""Runs with images that are killed in the middle of trajectories: no group is lost or trained twice, and ids, images and
+"""Runs with images, killed during trajectories: no group is lost or trained twice, and ids, images and
 log-probs are exact."""
 
 import json
@@ -30,7 +30,7 @@ class SeeingEnv(WaitEnv):
         step.messages[0]["content"] = [{{"type": "text", "text": "And this?"}}, shown]
         return step
 """
-"""Three turns, each answered with an image that is the trajectory's and the turn's own."""
+"""Three turns, each answered with an image that depends on the trajectory and the turn."""
 PROMPTS = 60
 FORM: dict[str, Any] = {
     **CHECKED,
@@ -60,8 +60,8 @@ def first(row: int) -> bytes:
 
 
 def check_images(kit: RunKit, folder: Path, steps: int) -> None:
-    """Every trained trajectory has its own images at their places, and the ids that the chat makes of them; the log-probs
-    of each token are those of the weights that it names, given the images before it."""
+    """Check that every trained trajectory has its own images in place, and the ids that the chat makes of them. The
+    log-prob of each token must be that of the weights that it names, given the images before it."""
     chat = Chat.load(str(kit.folder / "model"))
     samples = [sample for _, group in trained_groups(folder / "ledger.sqlite") for sample in group]
     assert len(samples) == 8 * steps
@@ -78,8 +78,8 @@ def check_sample(chat: Chat, sample: Sample) -> None:
     assert list(sample.tokens[: sample.prompt_length]) == list(chat.render_ids(sample.prompt))
     later = [picture(64, 64, 100 * (sample.index or 0) + turn) for turn in (1, 2, 3)]
     images = [Image.from_bytes(file) for file in (first(int(sample.label)), *later)]
-    shown = images[:-1]  # the trajectory ends with the last one
-    if sample.status is Status.TRUNCATED:  # an answer that is too long ends it earlier
+    shown = images[:-1]  # the last answer ends the trajectory
+    if sample.status is Status.TRUNCATED:  # too long an answer ends it earlier
         shown = images = images[: sum(message["role"] == "assistant" for message in sample.metadata["messages"])]
     assert [span.hash for span in sample.image_spans] == [image.hash for image in shown]
     assert sample.images == {image.hash: image for image in images}

@@ -1,4 +1,4 @@
-"""What native libraries write goes to a file; what we say goes to the terminal."""
+"""Output of native libraries goes to a file; our own output goes to the terminal."""
 
 import os
 import subprocess

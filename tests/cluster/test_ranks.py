@@ -1,4 +1,4 @@
-"""Which bundle of a placement group each rank takes: neighbours share a node."""
+"""Assignment of ranks to bundles of a placement group: neighbours share a node."""
 
 import itertools
 

@@ -25,14 +25,14 @@ def test_three_steps_with_the_engine_following_the_trainer(tmp_path: Path, mode:
     assert still_running(processes) == []
     rows = run.metrics()
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
-    # The learning rate moves the weights far; an engine that kept the old ones would disagree from step 1 on.
+    # The learning rate changes the weights a lot; an engine with the old weights would disagree from step 1 on.
     assert all(row["train/train_rollout_logprob_abs_diff"] <= 0.02 for row in rows)
     result = audit_ledger(run.folder / "ledger.sqlite", through_step=3, groups_per_step=4)
     assert result.ok, result.problems
 
 
 def test_asynchronous_steps_go_on_through_updates_in_flight(tmp_path: Path) -> None:
-    """The server's own version spans say which tokens of a turn came before an update and which after it."""
+    """The server's version spans say which tokens of a turn came before an update and which after it."""
     kit = RunKit.make(tmp_path)
     settings = {"engine": "sglang", "engine_python": PYTHON, "update_weight_mode": "disk", "ledger_retention": "always"}
     form = {"max_staleness": 2, "pause_generation_mode": "retract", "rollout_max_response_len": 400}

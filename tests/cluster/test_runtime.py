@@ -1,4 +1,4 @@
-"""What the run's processes on Ray are given: addresses, and the variables of the driver's shell."""
+"""The addresses and environment variables that the run's processes on Ray get."""
 
 import os
 from pathlib import Path

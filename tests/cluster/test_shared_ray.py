@@ -1,4 +1,4 @@
-"""Ray that is somebody else's: used, and left as it was found."""
+"""A Ray cluster that the run did not start: the run uses it, and leaves it unchanged."""
 
 import os
 import subprocess
@@ -109,7 +109,7 @@ async def test_an_engine_that_is_dead_does_not_end_the_wait_for_the_others(monke
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """A head without room for the run's processes; tests add the nodes that have it."""
+    """Start a head without room for the run's processes; tests add nodes with room."""
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     yield made
     made.shutdown()
@@ -117,7 +117,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.mark.slow
 def test_several_runs_on_one_cluster_do_not_meet(tmp_path: Path, cluster: Cluster) -> None:
-    """Two find places at once, the third waits for one of theirs."""
+    """Two runs get places at once; the third waits until one of them ends."""
     cluster.add_node(num_cpus=4)
     kit = RunKit.make(tmp_path)
     runs = [kit.start(kit.arguments(f"run-{i}", ray_address=cluster.address, num_rollout=4)) for i in range(3)]
@@ -166,7 +166,7 @@ def test_a_cluster_gets_the_drivers_python_path_and_what_it_lacks_is_told_before
 
 @pytest.mark.slow
 def test_a_lost_node_costs_its_engines_or_the_run_is_resumed_on_what_is_left(tmp_path: Path, cluster: Cluster) -> None:
-    """One after the other the node of an engine is lost, then that of the trainer."""
+    """First the node of an engine is lost, then that of the trainer."""
     nodes = [cluster.add_node(num_cpus=2), cluster.add_node(num_cpus=2)]
     kit = RunKit.make(tmp_path)
     form = {"ray_address": cluster.address, "rollout_num_gpus": 3, "num_rollout": 40, "save_interval": 1}
@@ -191,7 +191,7 @@ def test_a_lost_node_costs_its_engines_or_the_run_is_resumed_on_what_is_left(tmp
 
 @pytest.mark.slow
 def test_a_lost_node_of_rollout_workers_changes_nothing(tmp_path: Path, cluster: Cluster) -> None:
-    """Of three nodes one is lost that has neither the trainer nor the engine."""
+    """One of three nodes is lost, and it has neither the trainer nor the engine."""
     nodes = [cluster.add_node(num_cpus=2) for _ in range(3)]
     kit = RunKit.make(tmp_path)
     address = f"127.0.0.1:{cluster.address.rpartition(':')[2]}"  # actors know another one

@@ -1,4 +1,4 @@
-"""`agentrl train` as a user runs it: real Ray, real Megatron, a real engine; killed, interrupted and resumed."""
+"""`agentrl train` with real Ray, real Megatron and a real engine; killed, interrupted and resumed."""
 
 import random
 import re
@@ -52,7 +52,7 @@ def test_engines_load_copies_that_differences_brought_up_to_date(kit: RunKit) ->
 
 
 def _check_trained(run: Run, rollouts: int) -> None:
-    """Every group is trained once, trainer and engine agree, and everything that people look at is there."""
+    """Check that every group is trained once, trainer and engine agree, and all outputs exist."""
     rows = run.metrics()
     assert [row["step"] for row in rows] == list(range(rollouts))
     for row in rows:
@@ -66,7 +66,7 @@ def _check_trained(run: Run, rollouts: int) -> None:
 
 
 def _says_what_it_starts(output: str) -> None:
-    """Every phase of the start has a line, in order, and what is there says how long it took."""
+    """Check that every phase of the start prints a line, in order, and that each line gives the time it took."""
     said = [line.partition("] ")[2] for line in output.splitlines()]
     phases = [
         "starting Ray",
@@ -109,7 +109,7 @@ def test_killed_and_resumed_trains_every_group_once(kit: RunKit, role: str) -> N
     arguments = kit.arguments(f"killed-{role}", num_rollout=4, save_interval=1, **changes)
     run = kit.start(arguments)
     run.until(lambda: len(run.metrics()) >= 2 and run.processes())
-    time.sleep(random.Random(role).uniform(0, 1))  # the moment is the fault that is injected
+    time.sleep(random.Random(role).uniform(0, 1))  # the random moment is the injected fault
     processes = run.processes()
     run.kill(role)
     assert run.wait() != 0
@@ -148,7 +148,7 @@ def test_two_trainer_processes_agree_with_the_engines(kit: RunKit, layout: dict[
 
 @pytest.mark.slow
 def test_a_critic_learns_the_same_on_processes_of_its_own(kit: RunKit) -> None:
-    """On Ray beside the actor and apart, and resumed in the other place; on the same rollouts, so numbers are equal."""
+    """On Ray beside the actor and apart, and resumed in the other place. Rollouts are the same, so numbers are equal."""
     ppo = {
         "advantage_estimator": "ppo",
         "kl_coef": 0.1,

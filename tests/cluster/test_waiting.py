@@ -1,4 +1,4 @@
-"""Waiting for several processes: the answer of each, and the failure of any."""
+"""Waiting for several processes: the result of each, and the failure of any."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from agentrl.errors import EngineUnreachable, TrainError
 
 
 def references(count: int) -> list[Any]:
-    """Answers that are still to come, in the place of Ray's."""
+    """Make pending results that replace Ray's references."""
     loop = asyncio.get_running_loop()
     return [loop.create_future() for _ in range(count)]
 

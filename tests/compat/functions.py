@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Functions as people write them for slime: they know nothing of agentrl."""
+"""Functions as people write them for slime, without any import of agentrl."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What is promised to those who come from slime and retrain is said of every item, and what shows it exists."""
+"""The pages for users of slime and retrain cover every item, and the named evidence exists."""
 
 import csv
 import re

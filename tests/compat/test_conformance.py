@@ -1,4 +1,4 @@
-"""`agentrl check --hook`: each hook's example passes, and one that does not fit is named with what was expected."""
+"""`agentrl check --hook`: each hook's example passes. A bad function is named with the expected form."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""slime's and Megatron's settings: every one of them is ours, agrees, goes to `compat_options`, or is refused by name."""
+"""slime's and Megatron's settings: each is ours, agrees with ours, goes to `compat_options`, or is refused by name."""
 
 import json
 from pathlib import Path

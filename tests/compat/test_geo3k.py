@@ -1,6 +1,6 @@
-"""slime's example geo3k_vlm_multi_turn, its files as they are: a run that plays, grades and trains with them.
+"""slime's example geo3k_vlm_multi_turn, with unchanged files: a run plays, grades and trains with them.
 
-The files are not in this repository: `scripts/test_slime.sh` gets them, and names their folder in AGENTRL_SLIME.
+The files are not in this repository. `scripts/test_slime.sh` fetches them, and puts their folder in AGENTRL_SLIME.
 """
 
 import os
@@ -48,7 +48,7 @@ def process_vision_info(messages):
     parts = [part for message in messages for part in message["content"] if part["type"] == "image"]
     return [part["image"] for part in parts] or None, None
 """
-"""What the example needs of qwen_vl_utils, for machines on which torchvision cannot be imported: images of this size are not
+"""The part of qwen_vl_utils that the example needs, for machines without a working torchvision: images of this size are
 resized there."""
 
 

@@ -1,4 +1,4 @@
-"""slime's functions that see, in real rollouts: `multimodal_inputs`, `multimodal_train_inputs`, the model's processor."""
+"""slime's functions with images, in real rollouts: `multimodal_inputs`, `multimodal_train_inputs`, the processor."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ VISION_MODEL_TYPES = Path(__file__).with_name("seeing.py")
 
 
 def write_rows(folder: Path, count: int, label: str = "1") -> None:
-    """Prompts with an image each."""
+    """Write prompts with an image each."""
     urls = [f"data:image/png;base64,{base64.b64encode(picture(90 + at, 70, at)).decode()}" for at in range(count)]
     rows = [{"problem": "What is <image>?", "answer": label, "images": [url]} for url in urls]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

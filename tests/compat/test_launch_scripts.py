@@ -1,6 +1,6 @@
-"""slime's 46 launch scripts, whose flags `scripts/` holds, with tiny paths put in for model, reference, data, functions and
-files: settings hold together where a model of the shape that the flags say can be made of a tiny one, those for dense models
-also with a Llama's shape; each of the others says why it cannot. With the shape of the real model: `test_real_shapes`."""
+"""slime's 46 launch scripts (flags in `scripts/`), with tiny paths for model, reference, data, functions and files.
+Settings are valid if a tiny model can have the shape in the flags; dense scripts are also tested with a Llama's
+shape. Each other script reports why it cannot run. `test_real_shapes` uses the shape of the real model."""
 
 import json
 import shlex
@@ -71,11 +71,11 @@ REASONS = {
     "--spec": "models are built from config.json",
 }
 UNLABELLED = "run-qwen3-8B-opd-megatron"
-"""It has --rm-type math without --label-key: slime rewards with 0 there, and so it is here."""
+"""It has --rm-type math without --label-key: the reward is 0 in slime, and here too."""
 UNSPOKEN = ("run-glm4.7-30B-A3B", "run-glm4.7-30B-A3B-delta", "run-mimo-7B-rl-eagle", "test_gspo")
-"""The first two have a layout that Megatron refuses too, the others no shape that a tiny model has: see `test_real_shapes`."""
+"""Megatron too refuses the layout of the first two. No tiny model has the shape of the others: `test_real_shapes`."""
 CUT = "run-kimi-k2-Instruct"
-"""Its command ends after a line without a backslash, in bash as well."""
+"""Its command ends after a line without a backslash, in bash too."""
 
 
 def claimed(lines: list[str]) -> dict[str, str]:
@@ -83,7 +83,7 @@ def claimed(lines: list[str]) -> dict[str, str]:
 
 
 def model(folder: Path, lines: list[str], *, whole: bool) -> Path:
-    """A folder whose config.json says the shape that the flags say; its weights are a hole of the size of theirs."""
+    """Make a folder whose config.json has the shape in the flags; its weights are a sparse file of the right size."""
     said = claimed(lines)
     kind: Arch = (
         "glm4"
@@ -132,7 +132,7 @@ def model(folder: Path, lines: list[str], *, whole: bool) -> Path:
 
 
 def _experts(said: dict[str, str]) -> dict[str, Any]:
-    """What config.json says of a mixture of experts; nothing of a dense model."""
+    """Return the config.json entries of a mixture of experts, empty for a dense model."""
     if "--num-experts" not in said:
         return {}
     experts, ffn = int(said["--num-experts"]), int(said["--moe-ffn-hidden-size"])
@@ -170,11 +170,11 @@ def _experts(said: dict[str, str]) -> dict[str, Any]:
 
 
 DENSE = {"61": 3, "92": 3}
-"""Dense layers at the beginning of models, by their number of layers, where it is not 1."""
+"""Number of dense layers at the beginning of models, by their number of layers, if it is not 1."""
 
 
 def argv(name: str, folder: Path, *, shape: list[str] | None = None, whole: bool = False) -> list[str]:
-    """The script's command line with tiny paths put in."""
+    """Return the script's command line with tiny paths."""
     title, *lines = (HERE / f"{name}.txt").read_text().splitlines()
     if shape is not None:
         lines = [*shape, *(line for line in lines if line.split()[0] not in SHAPES)]

@@ -1,4 +1,4 @@
-"""slime's module names resolve to ours, and a function of a file that imports slime is called with slime's args and samples."""
+"""slime's module names resolve to ours, and a function of a file that imports slime gets slime's args and samples."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The dry run's answer to `config.json` files of published models, by trainer; and slime's scripts with the shape of their model."""
+"""The dry run on `config.json` files of published models, for each trainer; slime's scripts with their models' shapes."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ REFUSED = {
     "Qwen3-Next-80B-A3B": (NO_FAMILY, ""),
     "gemma-3-1b-it": (NO_FAMILY, ""),
 }
-"""What Megatron and FSDP2 say of a model that one of them does not train; empty where it does."""
+"""Messages of Megatron and FSDP2 for a model that one of them does not train; empty if it does."""
 TRAINED = [
     *("Qwen2.5-0.5B-Instruct", "Qwen3-8B", "Qwen3-30B-A3B", "GLM-4-9B-0414", "GLM-4.7", "GLM-4.7-Flash", "DeepSeek-V3"),
     *("Moonlight-16B-A3B", "Meta-Llama-3.1-8B", "Mistral-7B-v0.3"),
@@ -146,7 +146,7 @@ WORLDS = {
     "strands_qwen3_8b": "the package strands",
     "run_qwen3_4B": "the package tau_bench",
 }
-"""Scripts that pass where something outside is there; a server and functions stand for it here."""
+"""Scripts that pass if an outside service exists; a server and functions replace it here."""
 UNTRAINED = {
     "rollout_buffer_example": "--rollout-buffer-url: there is no server of trajectories",
     "run-glm4.7-30B-A3B": "8 trainer processes cannot hold experts in expert 8 x expert tensor 1 x pipeline 2 = 16 parts",

@@ -1,4 +1,4 @@
-"""slime's functions around rollouts, in a real run's rollouts: the built-in engine, the router, the ledger."""
+"""slime's rollout functions in the rollouts of a real run: the built-in engine, the router, the ledger."""
 
 import json
 import uuid
@@ -28,7 +28,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
 
 
 def settings(kit: RunKit, hooks: dict[str, Any], **changes: object) -> RunSettings:
-    """Two groups of two samples a batch; `hooks` are names of FUNCTIONS by setting."""
+    """Return settings for batches of two groups of two samples; `hooks` are names of FUNCTIONS by setting."""
     paths = {k: [f"{FUNCTIONS}:{v[0]}"] if isinstance(v, list) else f"{FUNCTIONS}:{v}" for k, v in hooks.items()}
     flat: dict[str, object] = {
         "hf_checkpoint": str(kit.folder / "model"),
@@ -122,7 +122,7 @@ async def test_a_rollout_function_plays_on_groups_of_the_ledger(kit: RunKit) -> 
     assert batch is not None
     assert again is not None
     assert again.group_ids == batch.group_ids
-    # Of four leased one is returned with one of its own making, one given back; the others are dropped.
+    # Four are leased. One is returned with a new group, and one is released; the others are dropped.
     assert (counts[State.COMPLETED], counts[State.DROPPED], counts[State.WAITING]) == (2, 2, 1)
     assert evaluated["eval/mine/reward"] == 0.5
 

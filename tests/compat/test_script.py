@@ -1,4 +1,4 @@
-"""Launch scripts are read, not run: as bash would expand them, or with a word on what only running would tell."""
+"""Launch scripts are read, not run: as bash would expand them, or with a note about values that only a run has."""
 
 import os
 import random

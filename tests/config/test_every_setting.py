@@ -1,4 +1,4 @@
-"""Every setting is toggled somewhere; those that need no run are toggled here."""
+"""Every setting is toggled somewhere; settings that need no run are toggled here."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Flags: every setting has one, slime's spellings work, and what is wrong is said with flag, value and expectation."""
+"""Flags: every setting has one, slime's spellings work, and an error names flag, value and expectation."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Settings of a hosted model: what it needs, what it cannot follow, and where it may not be used."""
+"""Settings of a hosted model: required ones, unsupported ones, and commands that refuse such a model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Settings without effect in this run are refused, or named where that is nobody's mistake."""
+"""Settings without effect in this run are refused, or only named if they are not the user's mistake."""
 
 import shlex
 
@@ -12,7 +12,7 @@ PROMPTS = "--prompt-data a.jsonl"
 
 
 def said(line: str, purpose: str = "train") -> tuple[list[str], list[str]]:
-    """What is refused, and what is named."""
+    """Return the refused settings, and the named ones."""
     settings = RunSettings.from_cli(shlex.split(line))
     return inapplicable(settings, purpose), possibly_inapplicable(settings, purpose)
 

@@ -1,4 +1,4 @@
-"""Secrets among the settings: used, never shown nor written."""
+"""Secrets among the settings: used, but never shown or written."""
 
 import io
 import json

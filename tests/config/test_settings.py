@@ -1,4 +1,4 @@
-"""What rooms accept alone but a run cannot do together, and the numbers proposed instead."""
+"""Settings that are valid alone but not together, and the proposed numbers."""
 
 import json
 import pickle
@@ -27,7 +27,7 @@ def message(line: str) -> str:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model folder as far as layout checks look: a config.json with 4 heads, 2 key-value heads, 6 layers."""
+    """Make a model folder for layout checks: a config.json with 4 heads, 2 key-value heads, 6 layers."""
     folder = tmp_path / "model"
     folder.mkdir()
     config = {

@@ -1,12 +1,12 @@
-"""What shows that a setting has an effect, for every setting there is.
+"""Evidence that a setting has an effect, for every setting.
 
-1. `RUNS`: real runs in one process under the flags of a context, without the setting and with it: metrics, trajectories,
-   weights, checkpoints, files, what is printed, or how it fails must differ.
-2. `SAID`: a flag that is refused, or named as one without effect; a part of the sentence.
-3. `ELSEWHERE`: a test that shows it, where it takes a fault, a server or several processes, and a word that is in it.
-4. `UNSHOWN`: why nothing shows it.
+1. `RUNS`: real runs in one process with the flags of a context, without the setting and with it. Metrics, trajectories,
+   weights, checkpoints, files, printed output, or the failure must differ.
+2. `SAID`: a flag that is refused or named as one without effect, and a part of the message.
+3. `ELSEWHERE`: a test of a setting that needs a fault, a server or several processes, and a word in the test.
+4. `UNSHOWN`: the reason why no test shows the setting.
 
-The value `nothing` leaves a flag of the base or the context out.
+The value `nothing` removes a flag of the base or the context.
 """
 
 STOPS = " ".join(map(str, range(7, 512, 16)))
@@ -119,7 +119,7 @@ CONTEXTS = {
     "entropy": "--entropy-target 99 --entropy-coef 0.001 --num-rollout 3",
     "clip-cov": "--entropy-control clip --covariance-low=-99 --covariance-high 99 --covariance-ratio 0.5",
     "kl-cov": "--entropy-control kl --num-steps-per-rollout 2 --covariance-ratio 0.5",
-    # Deterministic: a group is shown to the teacher while another plays, so batches depend on the machine's load.
+# Deterministic: the teacher scores a group while another plays, so batch composition depends on the machine's load.
     "itself": "--use-opd --opd-type self --opd-privileged-key label --embedded-deterministic",
     "gigpo": f"--env plugins.py:Turns --turn-credit gigpo --rollout-stop-token-ids {STOPS} --rollout-max-response-len 40",
     "two": f"--env plugins.py:Two --reward-key a --rollout-stop-token-ids {STOPS}",

@@ -57,9 +57,8 @@ def _prefetch(context: Any, array: Any, row: Any, column: Any) -> Any:
 
 @compiled("void(f4[:,::1], f4[:,::1], f4[:,::1], i8, i8)")
 def product(rows: Floats, weight: Floats, out: Floats, low: int, top: int) -> None:
-    """`rows` [T, K] times `weight` [N, K], as columns `low` to `top` (at least 8 of them) of `out` [T, N]. Computes two
-    rows by eight columns in registers, and prefetches the weights of the next eight columns. The number of rows does
-    not change a result."""
+    """`rows` [T, K] times `weight` [N, K], as columns `low` to `top` (at least 8 of them) of `out` [T, N]. Registers
+    hold two rows by eight columns; the next eight columns' weights are prefetched. T changes no result."""
     prefetched = 16 * rows.shape[1] // max(2, len(rows))
     for column in range(low, top, 8):
         n = min(column, top - 8)

@@ -61,8 +61,7 @@ class GenerateRequest:
 def parse_generate(
     raw: object, vocab: Vocabulary, context: int, adapter: str | None = None, reader: ImageReader | None = None
 ) -> GenerateRequest:
-    """Check `raw` (decoded JSON) against the model's vocabulary, context length and the name of its adapter. `reader`
-    reads images; None if the model sees none."""
+    """Check `raw` (decoded JSON) against vocabulary, context length and adapter name. `reader` reads images, if any."""
     if not isinstance(raw, dict):
         raise invalid_body("dataclass_type", "Input should be a dictionary or an instance of GenerateReqInput")
     if asked := [name for name in UNSERVED.split() if raw.get(name)]:

@@ -3,8 +3,7 @@
 1. Names and shapes are checked before the first write, so a bad update leaves the old weights.
 2. Weights are read outside the engine's thread. Writing is an exclusive action of the engine.
 3. Updates over a process group run between `begin` and `end`. Per-expert tensors are written into fused tensors.
-4. Requests wait while weights or cache are offloaded. Cached prefixes are lost; weights are restored bit for bit.
-"""
+4. Requests wait while weights or cache are offloaded. Cached prefixes are lost; weights are restored exactly."""
 
 import hashlib
 import re

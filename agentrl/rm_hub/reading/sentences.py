@@ -1,6 +1,5 @@
-"""Finds the part of a response that counts (visible text after the reasoning), its sentences, and a sentence's value.
-
-A value is a formula or number at the beginning of a sentence, or words. It ends before a new clause or words ("12,
+"""Finds the part of a response that counts (visible text after the reasoning), its sentences, and a sentence's value. A
+value is a formula or number at the beginning of a sentence, or words. It ends before a new clause or words ("12,
 because ...", "$12$ apples in the basket"). If the rest has a number, there is no value: "5 apples and 3 pears"."""
 
 import re

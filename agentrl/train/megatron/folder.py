@@ -1,8 +1,7 @@
-"""Torch_dist checkpoints that are read as Hugging Face folders, and folders that are written as torch_dist.
-
-A checkpoint stores the megatron tensor of a rule, without parallelism, under the tensor's name. Layers and experts may
-be stacked under the name without their numbers. Transformer Engine fuses a norm into the next linear layer and stores
-it under that layer's name. Reading tries all these names. Writing uses Transformer Engine's."""
+"""Torch_dist checkpoints that are read as Hugging Face folders, and folders that are written as torch_dist. A
+checkpoint stores the megatron tensor of a rule, without parallelism, under the tensor's name. Layers and experts may be
+stacked under the name without their numbers. Transformer Engine fuses a norm into the next linear layer and stores it
+under that layer's name. Reading tries all these names. Writing uses Transformer Engine's."""
 
 import functools
 import re

@@ -32,11 +32,8 @@ _MOVED = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class WeightEntry:
-    """One rule for one layer and expert (or none), with its names filled in, and its place in the layout.
-
-    Attributes:
-        stage, part: the pipeline stage that has the parameter, and the index of its expert-parallel ranks.
-    """
+    """One rule for one layer and expert (or none), with its names filled in. Its place in the layout is the pipeline
+    stage `stage`, and the index `part` of its expert-parallel ranks."""
 
     stage: int
     parameter: str

@@ -1,8 +1,8 @@
-"""Ragged rollouts from a seed, in plain numpy float64: what the references and our functions are given alike.
+"""Make random rollouts of unequal lengths from a seed, in numpy float64: equal input for references and agentrl.
 
-`case(seed)` mixes empty, fully masked and one-token samples, tools' tokens (mask 0) between a model's, groups of one to
+`case(seed)` mixes empty, fully masked and one-token samples, tool tokens (mask 0) between model tokens, groups of 1 to
 five trajectories, trajectories of several samples, samples without a reward (NaN, fully masked), equal rewards, and
-log-ratios from 0 to +-100. Arrays that models computed hold 0 at masked tokens.
+log-ratios from 0 to +-100. Arrays that models compute hold 0 at masked tokens.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Case:
     """S samples with N response tokens in all, flat and in sample order.
 
     Attributes:
-        rewards: [S], NaN where there is none. groups, rollouts, lengths: [S].
-        mask, turns, tokens, staleness: [N]; a turn is its model tokens and what the model was shown after them.
+        rewards: [S], NaN if a sample has none. groups, rollouts, lengths: [S].
+        mask, turns, tokens, staleness: [N]; a turn is its model tokens and the observation after them.
         written: [N], 1 where the model wrote the token, masked or not.
         log_probs, old, rollout, ref, teacher: [N] under the trained, proximal, engine's, reference and teacher model.
         values, old_values, returns, advantages: [N]. kl: [N], token KL for the reward.
-        step_rewards: [N], a turn's reward on the turn's last model token; a sample's sum to its reward.
-        parts: [S, 2], two rewards of very different scales, NaN where there is none.
+        step_rewards: [N], a turn's reward on the turn's last model token; they sum to the sample's reward.
+        parts: [S, 2], two rewards of very different scales, NaN if a sample has none.
         chosen: [N], 1 for a few trained tokens that a method singles out.
     """
 
@@ -63,7 +63,7 @@ class Case:
 
     @classmethod
     def of(cls, masks: Sequence[Sequence[int]], rewards: Sequence[float], **given: Any) -> Case:
-        """A case written by hand: what is not given is 0, one group, and a rollout for each sample."""
+        """Make a case by hand. Omitted arrays are 0: one group. Each sample has its own rollout."""
         samples, tokens = len(masks), sum(map(len, masks))
         arrays: dict[str, Any] = {f.name: [0] * (samples if f.name == "groups" else tokens) for f in fields(cls)}
         arrays |= {"rewards": rewards, "rollouts": range(samples), "lengths": list(map(len, masks))}
@@ -74,20 +74,20 @@ class Case:
         return cls(**{name: np.array(list(a), float if name in real else np.int64) for name, a in arrays.items()})
 
     def samples(self) -> Iterator[tuple[int, range]]:
-        """Each sample with the positions of its tokens."""
+        """Yield each sample with the positions of its tokens."""
         start = 0
         for sample, length in enumerate(self.lengths.tolist()):
             yield sample, range(start, start + length)
             start += length
 
     def steps(self) -> Iterator[tuple[int, list[int]]]:
-        """Each sample with the positions of its trained tokens."""
+        """Yield each sample with the positions of its trained tokens."""
         for sample, positions in self.samples():
             yield sample, [t for t in positions if self.mask[t]]
 
 
 def case(seed: int) -> Case:
-    """The rollout of a seed: up to 4 groups, and about 80 tokens."""
+    """Make the rollout of a seed: up to 4 groups, and about 80 tokens."""
     rng = np.random.default_rng(seed)
     rewards: list[float] = []
     groups: list[int] = []
@@ -135,12 +135,12 @@ def case(seed: int) -> Case:
 
 @cache
 def cases() -> tuple[Case, ...]:
-    """100 of them at night, 40 in `make test`."""
+    """Return 100 cases at night, 40 in `make test`."""
     return tuple(case(seed) for seed in range(examples(1)))
 
 
 def _sample(rng: np.random.Generator) -> tuple[list[int], list[int]]:
-    """A mask and turns: none, one, or a few turns of one to five model tokens, with a tool's tokens between them."""
+    """Make a mask and turns: no turn, or a few turns of one to five model tokens, with tool tokens between them."""
     kind = rng.random()
     if kind < 0.2:
         return ([], []) if kind < 0.1 else ([1], [1])
@@ -154,7 +154,7 @@ def _sample(rng: np.random.Generator) -> tuple[list[int], list[int]]:
 
 
 def _credit(made: Case, rng: np.random.Generator, sample: int, written: list[int]) -> None:
-    """Puts rewards on the turns' last model tokens; the last turn gets what is left of the sample's reward."""
+    """Put rewards on the turns' last model tokens. The last turn gets the rest of the sample's reward."""
     last = [t for i, t in enumerate(written) if made.turns[t] not in made.turns[written[i + 1 :]]]
     for t in last[:-1]:
         made.step_rewards[t] = rng.choice([0.0, 1.0, -0.5])

@@ -1,14 +1,14 @@
-"""What the papers define, in plain float64: one sample, one token at a time, slopes written out by hand.
+"""The definitions of the papers in plain float64: one sample, one token at a time, slopes written out by hand.
 
-Written from the papers before our own functions were read, with the number of the equation, or the section. Values at
-masked tokens are 0 and mean nothing.
+Written from the papers before our own functions were read. Each docstring names the equation or the section. Values at
+masked tokens are 0 and have no meaning.
 
-1. A loss takes the weights of the tokens and returns its value a token and the gradient of `(weights * loss).sum()` by
-   the log-probs (or values): the slope is the formula's derivative, not autograd's.
-2. **The one deviation.** A log-ratio is clamped to [-20, 20] before `exp`; outside the slope is 0. In k3 and low_var_kl
-   it is clamped from below only, where exp grows, and in both terms: in exp alone the slope would have the wrong sign.
-3. Where a paper is open, slime's choice is taken and said: `[slime]`. Where slime is open or does not know a tool's
-   tokens: `[ours]`.
+1. A loss takes the weights of the tokens. It returns its value for each token and the gradient of
+   `(weights * loss).sum()` by the log-probs (or values). The slope is the formula's derivative, not autograd's.
+2. **The one deviation.** A log-ratio is clamped to [-20, 20] before `exp`; outside, the slope is 0. In k3, low_var_kl
+   it is clamped only from below, where exp grows, and in both terms. In exp alone the slope would have the wrong sign.
+3. If a paper leaves a choice open, slime's choice is marked `[slime]`. If slime leaves it open or does not support tool
+   tokens, ours is marked `[ours]`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def scores(case: Case, kl_coef: float = 0.0) -> list[float]:
 
 How = Literal["std", "mean", "others"]
 Entry = tuple[Hashable, Hashable, float]
-"""A group, a member of it, and a number."""
+"""A group, a member of the group, and a number."""
 
 
 def relative(entries: list[Entry], how: How) -> list[float]:
-    """Each number beside those of its group, whose members count once, by their mean; 0 for NaN, which does not count.
+    """Return each number relative to its group, whose members count once, by their mean. NaN is left out and gives 0.
 
-    std: minus the mean, by the standard deviation [slime: n - 1, plus 1e-6]. mean: minus the mean. others: minus the
-    mean of the other members. [ours] one member, or members that do not differ, compare nothing: 0.
+    std: minus the mean, over the standard deviation [slime: n - 1, plus 1e-6]. mean: minus the mean. others: minus the
+    mean of the other members. [ours] a group of one member, or of equal members, gives 0.
     """
     found: dict[Hashable, dict[Hashable, list[float]]] = defaultdict(lambda: defaultdict(list))
     for group, member, number in entries:
@@ -71,7 +71,7 @@ def _beside(number: float, member: Hashable, means: dict[Hashable, float], how: 
 
 
 def spread(case: Case, per_sample: list[float]) -> Floats:
-    """A sample's number on each of its trained tokens; NaN (no reward) gives 0."""
+    """Return a sample's number on each of its trained tokens; NaN (no reward) gives 0."""
     out = np.zeros(len(case.mask))
     for sample, steps in case.steps():
         for t in steps:
@@ -80,7 +80,7 @@ def spread(case: Case, per_sample: list[float]) -> Floats:
 
 
 def compared(case: Case, kl_coef: float, how: How) -> Floats:
-    """Samples' scores beside their group's. [ours] a sample of a trajectory of several keeps its own reward."""
+    """Return samples' scores relative to their group. [ours] a sample of a split trajectory keeps its own reward."""
     entries = zip(case.groups.tolist(), case.rollouts.tolist(), scores(case, kl_coef), strict=True)
     return spread(case, relative(list(entries), how))
 
@@ -96,10 +96,10 @@ def rloo(case: Case, *, kl_coef: float = 0.0) -> Floats:
 
 
 def gdpo(case: Case, weights: list[float]) -> Floats:
-    """2601.05242 eq. 4 to 7: each reward minus its group's mean, by its group's standard deviation; their weighted sum minus
-    its mean over the batch, by its standard deviation there plus epsilon.
+    """2601.05242 eq. 4 to 7: each reward minus its group's mean, over its group's standard deviation; their weighted sum less
+    its mean over the batch, over its standard deviation there plus epsilon.
 
-    [ours] trajectories count once in the batch too; every division adds 1e-6; n - 1.
+    [ours] trajectories count once in the batch too; every divisor gets 1e-6 added; n - 1.
     """
     groups, members = case.groups.tolist(), case.rollouts.tolist()
     total = [0.0 if not math.isnan(r) else math.nan for r in case.rewards.tolist()]
@@ -114,8 +114,8 @@ def pass_at_k(case: Case, *, k: int, threshold: float) -> Floats:
     standard deviation sqrt(P (1 - P)): a positive gets P / sigma, a negative (P - C(negatives - 1, k - 1) / C(all - 1, k -
     1)) / sigma.
 
-    [ours] a reward above the threshold is positive; a trajectory counts once, by its samples' mean; sigma 0 gives 0; in a
-    group of fewer than k, k is their number.
+    [ours] a reward above the threshold is positive. A trajectory counts once, by its samples' mean. sigma 0 gives 0. In
+    a group with fewer than k members, k is their number.
     """
     rewards: dict[Hashable, dict[Hashable, list[float]]] = defaultdict(lambda: defaultdict(list))
     for s, reward in enumerate(case.rewards.tolist()):
@@ -159,7 +159,7 @@ def kl_cov_tokens(found: dict[int, float], ratio: float) -> set[int]:
 
 def adaptive_entropy(entropies: list[float], *, start: float, step: float, target: float, most: float) -> list[float]:
     """2505.22312 sec. 3.2.5: alpha_k = c_k where e_k <= target, else 0; c rises by the step after an entropy below the
-    target, and falls by it after another. [the authors' code] c stays within 0 and a maximum."""
+    target, and falls by the step after a higher one. [the authors' code] c stays within 0 and a maximum."""
     c, out = start, []
     for entropy in entropies:
         out.append(c if entropy <= target else 0.0)
@@ -170,7 +170,7 @@ def adaptive_entropy(entropies: list[float], *, start: float, step: float, targe
 def token_rewards(case: Case, kl_coef: float, by_turn: bool = False) -> Floats:
     """r_t = 1[t is the last step] r - kl_coef kl_t (2501.03262 sec. 3; 1909.08593 eq. 2).
 
-    With `by_turn` the turns' rewards stand where the sample's would [ours].
+    With `by_turn` the turns' rewards replace the sample's [ours].
     """
     out = np.zeros(len(case.mask))
     for sample, steps in case.steps():
@@ -211,8 +211,8 @@ def reinforce_plus_plus(case: Case, *, kl_coef: float = 0.0, gamma: float = 1.0)
 def reinforce_plus_plus_baseline(case: Case, *, kl_coef: float = 0.0) -> Floats:
     """2501.03262 sec. 3 (baseline), before whitening: reward minus the group's mean. The paper has its KL in the loss.
 
-    [ours] with kl_coef it is taken off the reward, as for the other group estimators; [slime] takes a token's own KL
-    off its advantage instead.
+    [ours] with kl_coef the KL is subtracted from the reward, as for the other group estimators. [slime] subtracts a
+    token's own KL from its advantage instead.
     """
     return grpo(case, std=False, kl_coef=kl_coef)
 
@@ -236,7 +236,7 @@ def gae(case: Case, rewards: Floats, *, gamma: float, lambd: float) -> tuple[Flo
 def turn_returns(case: Case, gamma: float, kl_coef: float = 0.0) -> dict[tuple[int, int], float]:
     """2505.10978 eq. 5: R_k = sum_j gamma^(j-k) r_j over a sample's turns, by (sample, turn); NaN without a reward.
 
-    [ours] a turn's reward is lessened by kl_coef times its trained tokens' KL; turns that do not train are turns too.
+    [ours] kl_coef times the KL of its trained tokens is subtracted from a turn's reward; untrained turns are turns too.
     """
     out = {}
     for sample, positions in case.samples():
@@ -252,7 +252,7 @@ def turn_returns(case: Case, gamma: float, kl_coef: float = 0.0) -> dict[tuple[i
 
 
 def over_turns(case: Case, per_turn: dict[tuple[int, int], float]) -> Floats:
-    """A turn's number on each of its trained tokens."""
+    """Return a turn's number on each of its trained tokens."""
     out = np.zeros(len(case.mask))
     for sample, steps in case.steps():
         for t in steps:
@@ -261,14 +261,14 @@ def over_turns(case: Case, per_turn: dict[tuple[int, int], float]) -> Floats:
 
 
 def turn_credit(case: Case, *, gamma: float, kl_coef: float = 0.0, how: How = "std") -> Floats:
-    """[ours] A turn's return beside those of the same turn of the group's other trajectories."""
+    """[ours] A turn's return relative to the same turn of the group's other trajectories."""
     found = turn_returns(case, gamma, kl_coef)
     entries: list[Entry] = [((case.groups[s], k), case.rollouts[s], total) for (s, k), total in found.items()]
     return over_turns(case, dict(zip(found, relative(entries, how), strict=True)))
 
 
 def states(case: Case) -> dict[tuple[int, int], Hashable]:
-    """2505.10978 eq. 6: a turn's anchor state is its group and what the model was shown directly before it."""
+    """2505.10978 eq. 6: a turn's anchor state is its group and the observation directly before the turn."""
     out: dict[tuple[int, int], Hashable] = {}
     for sample, positions in case.samples():
         shown: list[int] = []
@@ -282,8 +282,8 @@ def states(case: Case) -> dict[tuple[int, int], Hashable]:
 
 
 def gigpo(case: Case, *, gamma: float, weight: float, kl_coef: float = 0.0, how: How = "std") -> Floats:
-    """2505.10978 eq. 8: A = A_episode + w A_step; the step's (eq. 7) is a turn's return beside those of the turns with the
-    same state, the episode's (eq. 3) the sample's beside its group's."""
+    """2505.10978 eq. 8: A = A_episode + w A_step. A_step (eq. 7) is a turn's return relative to the turns with the
+    same state, A_episode (eq. 3) the sample's reward relative to its group."""
     found, anchors = turn_returns(case, gamma, kl_coef), states(case)
     entries: list[Entry] = [(anchors[turn], turn, total) for turn, total in found.items()]
     steps = over_turns(case, dict(zip(found, relative(entries, how), strict=True)))
@@ -314,7 +314,7 @@ def ratio(log_ratio: float) -> tuple[float, float]:
 
 
 def clipped(log_ratio: float, advantage: float, low: float, high: float, dual: float | None) -> tuple[float, float]:
-    """1707.06347 eq. 7: -min(r A, clip(r, 1 - low, 1 + high) A); low and high apart as 2503.14476 eq. 8.
+    """1707.06347 eq. 7: -min(r A, clip(r, 1 - low, 1 + high) A); separate low and high as in 2503.14476 eq. 8.
 
     Dual clip, 1912.09729 eq. 5: for A < 0 the objective is at least c A. Also the derivative by the log-ratio.
     """
@@ -334,7 +334,7 @@ def sft(case: Case, weights: Floats) -> Graded:
 
 
 def ppo(case: Case, weights: Floats, *, low: float, high: float, dual: float | None = None) -> Graded:
-    """Clipped surrogate a token."""
+    """Return the clipped surrogate of each token."""
     value, gradient = np.zeros(len(weights)), np.zeros(len(weights))
     for _, steps in case.steps():
         for t in steps:
@@ -411,8 +411,8 @@ def clip_cov(case: Case, weights: Floats) -> Graded:
 
 
 def kl_cov(case: Case, weights: Floats, *, coef: float) -> Graded:
-    """2505.22617 eq. 14 and listing 1: the chosen tokens' loss has in addition coef |log pi - log pi_old|. [ours] 0 within
-    1e-4, where the sign is that of rounding."""
+    """2505.22617 eq. 14 and listing 1: the chosen tokens' loss adds coef |log pi - log pi_old|. [ours] 0 within 1e-4,
+    where rounding would decide the sign."""
     value, gradient = ppo(case, weights, low=0.2, high=0.2)
     for _, steps in case.steps():
         for t in steps:
@@ -492,7 +492,7 @@ def value_loss(case: Case, weights: Floats, clip: float) -> Graded:
     return value, gradient
 
 
-# What a token counts.
+# Token weights.
 
 
 def per_token(case: Case) -> Floats:
@@ -501,7 +501,7 @@ def per_token(case: Case) -> Floats:
 
 
 def per_trajectory(case: Case, *, live: bool) -> Floats:
-    """2402.03300 eq. 3: the mean over trajectories of the mean over a trajectory's trained tokens (its samples' in one
+    """2402.03300 eq. 3: the mean over trajectories of the mean over a trajectory's trained tokens (over all its samples
     [slime]). Trajectories: all of the step [slime, and the paper's 1/G], or those with a trained token."""
     tokens: dict[int, int] = defaultdict(int)
     for sample, steps in case.steps():
@@ -523,7 +523,7 @@ def constant(case: Case, length: int, *, live: bool) -> Floats:
 
 
 def log_rho(case: Case, level: Level) -> Floats:
-    """log rho a token; a sequence's is the sum over its trained tokens (the product of ratios), geometric their mean."""
+    """Return log rho of a token. A sequence's is the sum over its trained tokens (product of ratios), geometric the mean."""
     out = np.zeros(len(case.mask))
     for _, steps in case.steps():
         each = [float(case.old[t] - case.rollout[t]) for t in steps]
@@ -547,12 +547,12 @@ def mis(case: Case, level: Level, low: float, high: float) -> Floats:
 
 
 def rejected(case: Case, level: Level, low: float, high: float) -> Floats:
-    """1 where the ratio lies in [low, high], else 0: with a sequence's ratio whole sequences go [slime's mis.py]."""
+    """Return 1 if the ratio lies in [low, high], else 0. A sequence's ratio rejects the sequence [slime's mis.py]."""
     return np.array([1.0 if low <= x <= high else 0.0 for x in rho(case, level).tolist()])
 
 
 def veto(case: Case, threshold: float) -> Floats:
-    """0 for all of a sample in which one trained token's rho is below the threshold [slime's mis.py]."""
+    """Return 0 for every token of a sample in which one trained token's rho is below the threshold [slime's mis.py]."""
     out = np.ones(len(case.mask))
     for _, steps in case.steps():
         if any(float(case.old[t] - case.rollout[t]) < math.log(threshold) for t in steps):
@@ -574,6 +574,6 @@ def opsm(case: Case, delta: float) -> Floats:
 
 
 def decoupled(case: Case) -> Floats:
-    """2505.24298 eq. 5 (2110.00641): pi_proximal / pi_behaviour, in front of PPO's surrogate around the proximal
-    policy: with `old` the proximal log-probs, the surrogate is `ppo` times this factor."""
+    """2505.24298 eq. 5 (2110.00641): pi_proximal / pi_behaviour, multiplied with PPO's surrogate around the proximal
+    policy. If `old` holds the proximal log-probs, the surrogate is `ppo` times this factor."""
     return rho(case, "token")

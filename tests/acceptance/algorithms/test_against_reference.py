@@ -1,7 +1,7 @@
-"""Our advantages, losses, weights and corrections against `reference.py`, values and gradients, on the same cases.
+"""Compare our advantages, losses, weights and corrections with `reference.py`, values and gradients, on the same cases.
 
-Inputs are float64. Numbers agree to 1e-6, relative where they are larger than 1. What a model would have computed at a
-masked token is -inf in a loss's view, and 0, as the trainer makes it, where advantages are estimated.
+Inputs are float64. Numbers agree to 1e-6, relative if they are larger than 1. At a masked token the model's values are
+-inf in a loss's view, and 0, as the trainer makes them, in the view that estimates advantages.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ Loss = Callable[[Case, Floats], ref.Graded]
 
 
 def differ(ours: Tensor, theirs: Floats, where: Ints | None = None) -> float:
-    """The largest difference, relative to numbers above 1; infinite if ours is not a number."""
+    """Return the largest difference, relative to numbers above 1; infinite if one of ours is not a number."""
     mine = ours.detach().double().numpy()
     difference = np.nan_to_num(np.abs(mine - theirs) / np.maximum(1, np.abs(theirs)), nan=np.inf)
     return float(np.where(where == 0, 0, difference).max(initial=0.0))
@@ -235,7 +235,7 @@ def everything(made: Case) -> Floats:
 
 
 def corrected(given: dict[str, Any], factors: Factors, kept: Factors = everything) -> tuple[dict[str, Any], Loss]:
-    """The clipped surrogate times factors, and a KL that no rejected token has."""
+    """Return the clipped surrogate times factors, plus a KL term that rejected tokens do not have."""
 
     def reference(made: Case, weights: Floats) -> ref.Graded:
         left = kept(made)

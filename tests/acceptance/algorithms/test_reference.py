@@ -1,4 +1,4 @@
-"""The references on examples worked out by hand, and their slopes against differences of their values."""
+"""Test the references on examples worked out by hand, and their slopes against finite differences."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def near(values: object, expected: object) -> None:
 
 
 def one(**given: object) -> Case:
-    """One sample of one token."""
+    """Make one sample of one token."""
     return Case.of([[1]], [0.0], **given)
 
 
@@ -33,20 +33,20 @@ def test_group_advantages() -> None:
     # mean 1/2, squared deviations 4 * 1/4, divided by 3: std = sqrt(1/3) = .57735
     near(ref.grpo(four), np.array([1, -1, -1, 1]) * 0.5 / (math.sqrt(1 / 3) + 1e-6))
     near(ref.grpo(four, std=False), [0.5, -0.5, -0.5, 0.5])
-    # leave one out: 1 - 1/3, 0 - 2/3; the same as 4/3 of the centred reward
+    # leave-one-out: 1 - 1/3, 0 - 2/3; equal to 4/3 of the centred reward
     near(ref.rloo(four), [2 / 3, -2 / 3, -2 / 3, 2 / 3])
     near(ref.grpo(Case.of(flat(2, 1), [0.3, 0.3])), [0, 0, 0])
 
 
 def test_groups_of_trajectories_and_of_one() -> None:
-    # Group 0: trajectory 5 is two samples (1 and 3: mean 2), trajectory 6 is one (0); a sample without a reward in
-    # trajectory 6 does not count. Group 1 is one trajectory.
+    # Group 0: trajectory 5 has two samples (1 and 3: mean 2). Trajectory 6 has one (0) and one without a reward,
+    # which does not count. Group 1 is one trajectory.
     made = Case.of([[1], [1, 0], [1], [0], [1]], [1, 3, 0, NAN, 9], groups=[0, 0, 0, 0, 1], rollouts=[5, 5, 6, 6, 7])
     near(ref.grpo(made, std=False), [0, 2, 0, -1, 0, 0])
     near(ref.grpo(made), np.array([0, 2, 0, -1, 0, 0]) / (math.sqrt(2) + 1e-6))
     near(ref.rloo(made), [1, 3, 0, -2, 0, 0])
-    # KL of 0.5 on each token, coefficient 2, is taken off before the group is compared: a trained token costs 1. The
-    # trajectory's mean stays 2 - 1, and trajectory 6 has 0 - 1.
+    # KL of 0.5 on each token, coefficient 2, is subtracted before comparing in the group: 1 for each trained token.
+    # The trajectory's mean stays 2 - 1, and trajectory 6 has 0 - 1.
     near(ref.grpo(replace(made, kl=np.full(6, 0.5)), std=False, kl_coef=2.0), [0, 2, 0, -1, 0, 0])
     near(ref.rloo(Case.of(flat(1, 2), [1.0, 1.0], kl=[0.1, 0.2, 0.3]), kl_coef=1.0), [0.4, -0.4, -0.4])
 
@@ -54,7 +54,7 @@ def test_groups_of_trajectories_and_of_one() -> None:
 def test_returns_pass_over_tools() -> None:
     made = Case.of([[1, 0, 1, 0]], [1.0], kl=[0.1, 9.0, 0.2, 9.0])
     near(ref.token_rewards(made, 1.0), [-0.1, 0, 0.8, 0])
-    # G = (-.1 + .5 * .8, .8): the tool's token is not a step
+    # G = (-.1 + .5 * .8, .8): the tool token is not a step
     near(ref.reinforce_plus_plus(made, kl_coef=1.0, gamma=0.5), [0.3, 0, 0.8, 0])
     near(ref.reinforce_plus_plus_baseline(Case.of(flat(1, 1), [1, 0], kl=[0.1, 0.3]), kl_coef=1.0), [0.6, -0.6])
     # mean 2, variance (1 + 1) / 2 = 1; masked tokens neither count nor get a value
@@ -75,7 +75,7 @@ def test_gae() -> None:
 
 
 def turns() -> Case:
-    """Two samples of a group: the first plays two turns, is shown token 3 before the second; so is the second sample."""
+    """Make two samples of a group. Both are shown token 3 before their second turn."""
     made = Case.of([[1, 1, 0, 1], [1, 0, 1]], [1.0, 0.0], turns=[1, 1, 1, 2, 1, 1, 2], tokens=[4, 4, 3, 4, 4, 3, 4])
     return replace(made, step_rewards=np.array([0, 0.5, 0, 0.5, 0, 0, 0.0]))
 
@@ -87,14 +87,14 @@ def test_turns() -> None:
     near(ref.turn_credit(turns(), gamma=0.5, how="others"), [0.75, 0.75, 0, 0.5, -0.75, 0, -0.5])
     # Step groups: both first turns (mean .375), both second turns after token 3 (mean .25). Episodes: mean .5.
     near(ref.gigpo(turns(), gamma=0.5, weight=1.0, how="mean"), [0.875, 0.875, 0, 0.75, -0.875, 0, -0.75])
-    # Another token shown: each second turn is alone in its state, and only the episode counts.
+    # Another token was shown: each second turn is alone in its state, and only the episode's advantage counts.
     other = replace(turns(), tokens=np.array([4, 4, 3, 4, 4, 4, 4]))
     near(ref.gigpo(other, gamma=0.5, weight=1.0, how="mean"), [0.875, 0.875, 0, 0.5, -0.875, 0, -0.5])
-    # A state is what was shown last: in a third turn after token 3 the model is again where it was in the second.
+    # A state is the last observation: in a third turn after token 3 the state is that of the second turn.
     again = Case.of([[1, 0, 1, 0, 1]], [3.0], turns=[1, 1, 2, 2, 3], tokens=[4, 3, 4, 3, 4])
     again = replace(again, step_rewards=np.array([0, 0, 1.0, 0, 2.0]))
     near(ref.gigpo(again, gamma=1.0, weight=1.0, how="mean"), [0, 0, 0.5, 0, -0.5])
-    # With two members (R - mean) / std is +-sqrt(1/2), but for the 1e-6: twice, from episode and step
+    # With two members (R - mean) / std is +-sqrt(1/2), up to the 1e-6: twice, from episode and step
     expected = math.sqrt(2) * np.array([1, 1, 0, 1, -1, 0, -1])
     np.testing.assert_allclose(ref.gigpo(turns(), gamma=0.5, weight=1.0), expected, rtol=1e-5)
 
@@ -103,7 +103,7 @@ def test_distillation_and_length() -> None:
     made = Case.of([[1, 0, 1]], [0.0], old=[-1.0, 0, -2.0], teacher=[-3.0, 0, -1.0])
     near(ref.distilled(made), [-2, 0, 1])
     near(ref.distilled(made, base=np.array([0.5, 0.5, 0.5]), coef=0.1), [0.3, 0, 0.6])
-    # The paper's run: at most 20480 tokens, the last 4096 of them punished.
+    # The paper's run: at most 20480 tokens, and the penalty starts 4096 tokens before.
     near([ref.overlong(n, 20480, 4096) for n in (0, 16384, 18432, 20480, 20481)], [0, 0, -0.5, -1, -1])
 
 
@@ -132,7 +132,7 @@ def test_the_deviation() -> None:
 
 
 def test_sequence_ratio() -> None:
-    # log-ratios .3, (masked), .1: s = e^.2; the third token's sample is cut apart by a tool
+    # log-ratios .3, (masked), .1: s = e^.2; a tool token splits the third token's sample
     made = Case.of([[1, 0, 1], [1]], [0, 0], log_probs=[0.3, 7, 0.1, 0], advantages=[1, 1, 1, 1])
     values, gradient = ref.gspo(made, np.array([0.25, 0.25, 0.5, 1.0]), low=0.2, high=0.28)
     near(values, [-(E**0.2), 0, -(E**0.2), -1])
@@ -141,7 +141,7 @@ def test_sequence_ratio() -> None:
 
 
 def test_cispo() -> None:
-    # ratio 2 is cut to 1.28 and still teaches; ratio .5 with A < 0 keeps its .8
+    # ratio 2 is clipped to 1.28 and keeps its gradient; ratio .5 with A < 0 keeps its .8
     made = Case.of(
         [[1, 1]], [0.0], log_probs=[-1.0, -2.0], old=[-1 - math.log(2), -2 + math.log(2)], advantages=[1, -1]
     )
@@ -181,7 +181,7 @@ def test_weights() -> None:
 
 
 def test_corrections() -> None:
-    # rho: 2 and 1/8 (a tool between them) in one sample, 4 in the other. Products 1/4 and 4, geometric 1/2 and 4.
+    # rho: 2 and 1/8 (a tool token between them) in one sample, 4 in the other. Products 1/4 and 4, geometric 1/2 and 4.
     old = [math.log(2), 0, math.log(1 / 8), math.log(4)]
     made = Case.of([[1, 0, 1], [1]], [0, 0], old=old, advantages=[1, 1, -1, -1])
     trained = made.mask == 1
@@ -193,7 +193,7 @@ def test_corrections() -> None:
     near(ref.rejected(made, "geometric", 0.4, 2.0)[trained], [1, 1, 0])
     near(ref.veto(made, 0.2)[trained], [0, 0, 1])
     near(ref.decoupled(made)[trained], [2, 1 / 8, 4])
-    # mean of rollout - new in the first sample (log 2 - log 8) / 2 < 0, log 4 in the second, whose A is negative
+    # mean of rollout - new in the first sample: (log 2 - log 8) / 2 < 0; log 4 in the second, whose A is negative
     near(ref.opsm(replace(made, rollout=made.old), 0.0)[trained], [1, 1, 0])
     near(ref.opsm(replace(made, rollout=made.old), 1.5)[trained], [1, 1, 1])
 
@@ -210,7 +210,7 @@ LOSSES: dict[str, tuple[str, Loss]] = {
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_slopes_are_those_of_the_values(name: str) -> None:
-    """A central difference of the weighted sum, for log-ratios that exp does not blow up."""
+    """Compare with a central difference of the weighted sum, for log-ratios for which exp stays moderate."""
     varied, loss = LOSSES[name]
     seen = 0
     for seed in range(12):

@@ -1,4 +1,4 @@
-"""A taskset of verifiers with state, two rewards, a metric, a stop and a hook: the model adds numbers up to a goal."""
+"""A verifiers taskset with state, two rewards, a metric, a stop and a hook: the model adds numbers up to a goal."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ class Count(vf.State):
 
 
 class Adder(vf.Toolset[vf.SharedToolsetConfig, Count]):
-    """The tool, on one server for all episodes; the state is the episode's."""
+    """The tool, on one server for all episodes; each episode has its own state."""
 
     @vf.tool
     def add(self, number: int) -> str:

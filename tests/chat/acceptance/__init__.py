@@ -1,1 +1,1 @@
-"""Acceptance of the tool-call and reasoning parsers, written before them: data and tests."""
+"""Acceptance of the tool-call and reasoning parsers: data and tests that were written before the parsers."""

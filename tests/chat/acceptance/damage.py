@@ -1,4 +1,4 @@
-"""Outputs cut short or damaged, the same ones at each run, and what may still be read of them."""
+"""Truncated or damaged outputs, the same in each run, and the calls that may still be read from them."""
 
 import json
 import random
@@ -20,7 +20,7 @@ KINDS = ("cut", "beheaded", "doubled", "dropped", "nested", "unstructured", "rol
 
 @dataclass(frozen=True)
 class Damaged:
-    """A damaged output: `stray` is the text that was put in or taken out, "" for a cut."""
+    """A damaged output: `stray` is the text that was inserted or removed, "" for a cut."""
 
     kind: str
     output: Output
@@ -29,20 +29,20 @@ class Damaged:
 
 
 def damaged(row: Format, outputs: list[Output], count: int = 200) -> Iterator[Damaged]:
-    """`count` damaged texts of a format's outputs with calls, by a generator that the format's name seeds."""
+    """Yield `count` damaged texts of a format's outputs with calls. The format's name seeds the generator."""
     rng = random.Random(row.parser)
     originals = [output for output in outputs if output.calls and output.complete]
     for number in range(count):
         output = originals[number % len(originals)]
         kind = KINDS[(number // len(originals) + number % len(originals)) % len(KINDS)]
         if kind in ("beheaded", "dropped", "nested") and TAG.search(json.dumps(output.calls, ensure_ascii=False)):
-            kind = "cut"  # an argument quotes a call, and what is left may be that call
+            kind = "cut"  # an argument quotes a call, and the rest may be that call
         text, stray = damage(row, kind, output.text, rng)
         yield Damaged(kind, output, text, stray)
 
 
 def damage(row: Format, kind: str, text: str, rng: random.Random) -> tuple[str, str]:
-    """The damaged text and what was put in or taken out."""
+    """Return the damaged text, and the text that was inserted or removed."""
     tags = list(TAG.finditer(text))
     places = _structure(row, text)
     if kind == "unstructured" and places:
@@ -65,8 +65,8 @@ def damage(row: Format, kind: str, text: str, rng: random.Random) -> tuple[str, 
 
 
 def _structure(row: Format, text: str) -> list[int]:
-    """Where JSON or Python has a character of structure outside of its strings, or a quote of one; without it the call
-    is broken. Places are left out where two words or numbers would meet."""
+    """Return the places where JSON or Python has a structural character outside its strings, or a quote. Without it the
+    call is broken. Places are left out if two words or numbers would meet there."""
     if not row.quotes:
         return []
     start, quote, escaped, places = max(text.find(row.begins), 0), "", False, []
@@ -82,17 +82,17 @@ def _structure(row: Format, text: str) -> list[int]:
 
 
 def invented(found: Damaged, calls: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """The calls read that are none of the original's.
+    """Return the calls that were read but are not in the original.
 
-    1. What was put in may stand in a call's text, and types do not count: `3<|im_end|>` is no integer any more.
-    2. A control token may fall into a tag, which then is text.
+    1. Inserted text may be in a call's text, and types do not count: `3<|im_end|>` is no integer any more.
+    2. A control token may fall into a tag, which turns the tag into text.
     """
     known = [_bare(call, found) for call in found.output.calls or []]
     return [call for call in calls if _bare(call, found) not in known]
 
 
 def _bare(value: Any, found: Damaged) -> Any:
-    """The value without what was put in or taken out, its scalars as text."""
+    """Return the value without the inserted or removed text, its scalars as text."""
     if isinstance(value, dict):
         return {_bare(key, found): _bare(inner, found) for key, inner in value.items()}
     if isinstance(value, list | tuple):

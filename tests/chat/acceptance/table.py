@@ -1,9 +1,9 @@
 """The formats that must be read: their parsers' names, their recorded outputs, and the templates that write them.
 
-1. Names are SGLang's where it has one (`FunctionCallParser.ToolCallParserEnum`, `ReasoningParser.DetectorMap`). Else they
-   are vLLM's (`seed_oss`, `phi4_mini_json`, `hunyuan_a13b`, `granite`, `ernie45`), the model card's (`nemotron_json`), or
-   SGLang's carried on (`deepseekv41`).
-2. Outputs are the fixtures of `canitoolcall`; families that it lacks have hand-made ones in `samples.yaml`.
+1. Names are SGLang's if SGLang has one (`FunctionCallParser.ToolCallParserEnum`, `ReasoningParser.DetectorMap`). Else
+   they are vLLM's (`seed_oss`, `phi4_mini_json`, `hunyuan_a13b`, `granite`, `ernie45`), the model card's
+   (`nemotron_json`), or continue SGLang's series (`deepseekv41`).
+2. Outputs are the fixtures of `canitoolcall`. Families without fixtures have hand-made outputs in `samples.yaml`.
 """
 
 import json
@@ -27,9 +27,9 @@ THINK = ("<think>", "</think>")
 class Format:
     """One format of model output.
 
-    `corpus` and `models`: the folder of fixtures, and what the first model's name has to contain. `tags`: the pair of
-    which the generation prompt may leave one open. `begins`: the text that begins a call, if one does. `quotes`: the
-    quotes of its strings where calls are JSON or Python, "" where they are neither. `templates`: names of TRL's.
+    `corpus` and `models`: the folder of fixtures, and a part of the first model's name. `tags`: a pair, which the
+    generation prompt may leave open. `begins`: the text that begins a call, if there is one. `quotes`: the quotes
+    of strings in calls that are JSON or Python, "" for other forms. `templates`: names of TRL's templates.
     """
 
     parser: str
@@ -81,7 +81,7 @@ TABLE = (
     Format("ernie45", "ernie45", begins="<tool_call>", quotes='"'),
 )  # fmt: skip
 NAMES = ("qwen", "qwen25", "glm")
-"""Further names of SGLang's for tool calls, which are known."""
+"""SGLang's other names for tool calls that must be known."""
 REASONING_NAMES = (
     "deepseek-r1", "deepseek-v3", "deepseek-v4", "glm45", "gpt-oss", "kimi_k2", "kimi_k3", "qwen3", "qwen3-thinking",
     "minimax", "step3", "step3p5", "mistral", "nemotron_3", "gemma4", "hunyuan", "cohere_command4",
@@ -91,7 +91,7 @@ REASONING_NAMES = (
 
 @dataclass(frozen=True)
 class Output:
-    """One turn that a model wrote. `calls` is None where no call may be read."""
+    """One turn that a model wrote. `calls` is None if no call may be read."""
 
     id: str
     prompt: str
@@ -104,13 +104,13 @@ class Output:
 
 
 def formats(rows: Sequence[Format] = TABLE) -> list[Any]:
-    """The rows as parameters."""
+    """Return the rows as parameters."""
     return [pytest.param(row, id=row.parser) for row in rows]
 
 
 @cache
 def outputs(row: Format) -> list[Output]:
-    """The recorded outputs of a format, or the hand-made ones."""
+    """Return the recorded outputs of a format, or the hand-made ones."""
     if not row.corpus:
         data = yaml.safe_load((Path(__file__).parent / "samples.yaml").read_text(encoding="utf-8"))
         return [_sample(f"{row.parser}/{n}", data["tools"], entry) for n, entry in enumerate(data[row.parser]["turns"])]
@@ -119,7 +119,7 @@ def outputs(row: Format) -> list[Output]:
 
 @cache
 def corpus(name: str) -> list[tuple[dict[str, Any], str]]:
-    """Every fixture of one folder, each with its generation prompt."""
+    """Yield every fixture of one folder, each with its generation prompt."""
     folder = files("canitoolcall") / "_data" / "fixtures" / name
     models = json.loads((folder / "family.json").read_text(encoding="utf-8"))["reference_models"]
     prompts = {entry["repo"]: entry.get("default_generation_prompt") or "" for entry in models}
@@ -134,7 +134,7 @@ def corpus(name: str) -> list[tuple[dict[str, Any], str]]:
 
 
 def parser_of(row: Format, prompt: str = "") -> TurnParser:
-    """The parser under test, told whether the generation prompt left the reasoning open."""
+    """Return the parser under test. It knows if the generation prompt left the reasoning open."""
     opens, closes = row.tags
     return make_parser(row.parser, row.reasoning, "").opened(prompt.rfind(opens) > prompt.rfind(closes))
 

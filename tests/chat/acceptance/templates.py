@@ -1,4 +1,4 @@
-"""Turns as TRL's chat templates write them, cut out of what they render."""
+"""Turns as TRL's chat templates write them, extracted from the rendered text."""
 
 import json
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ ECHO = {"text": 'line 1\n"quoted" {x}, [y]: é'}
 CALLS: tuple[tuple[str, dict[str, Any]], ...] = (("get_weather", WEATHER), ("echo", ECHO), ("get_weather", {}))
 CASES = ("reasoning", "content", "parallel")
 UNLIKE = {("gptoss", "content"), ("gptoss", "parallel")}
-"""Where a template writes what the model does not: gpt-oss puts the text before a call into its analysis, and has one call a turn."""
+"""Templates that do not write what the model writes: gpt-oss moves text before a call to analysis, one call a turn."""
 
 
 @cache
 def rendered(name: str, tags: tuple[str, str], case: str) -> Output | None:
-    """The turn that a template writes; None where it refuses the case. The output's id is the template's text."""
+    """Return the turn that a template writes; None if it refuses the case. The output's id is the template's text."""
     template = chat_templates()[name]
     calls = {"reasoning": CALLS[:1], "content": CALLS[1:2], "parallel": CALLS}[case]
     said = {"reasoning_content": "Because.", "thinking": "Because."} if case == "reasoning" else {}
@@ -60,7 +60,7 @@ def _calls(calls: Sequence[tuple[str, Any]], *, as_text: bool) -> list[dict[str,
 
 
 def _render(template: str, turns: list[dict[str, Any]]) -> str | None:
-    """The conversation's text, with a generation prompt where the assistant has not spoken; None if it is refused."""
+    """Return the conversation's text, with a generation prompt if there is no assistant turn; None if it is refused."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     messages = [{"role": "user", "content": "zqUser"}, *turns]
@@ -75,12 +75,12 @@ def _render(template: str, turns: list[dict[str, Any]]) -> str | None:
 
 
 def _whole_tags(text: str) -> str:
-    """The text without the half of a tag at its end: what two texts share may end in the `<` of two tags."""
+    """Return the text without half a tag at its end: the common prefix of two texts may end in the `<` of two tags."""
     return text[: text.rfind("<")] if text.rfind("<") > text.rfind(">") else text
 
 
 def _without_stop(text: str) -> str:
-    """The text up to the token on which generation ends."""
+    """Return the text up to the token that ends generation."""
     stops = [stop for tokens in STOPS.values() for stop in tokens]
     text = text.rstrip()
     for stop in sorted(stops, key=len, reverse=True):

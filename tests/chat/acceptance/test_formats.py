@@ -1,4 +1,4 @@
-"""Every format: recorded outputs, what templates write, damaged outputs, and the time that repetitions take."""
+"""Every format: recorded outputs, rendered templates, damaged outputs, and the time that repetitions take."""
 
 import json
 import time
@@ -24,7 +24,7 @@ from tests.chat.acceptance.templates import CASES, rendered
 from tests.support.nightly import nightly
 
 LOOSE = ("hermes", "gpt-oss")
-"""Some of their calls begin otherwise."""
+"""Corpora in which some calls do not begin with `begins`."""
 CORPORA = ("deepseek", "gemma4", "glm", "gpt-oss", "kimi", "llama", "mistral", "qwen3-hermes", "qwen3-xml")
 
 
@@ -33,7 +33,7 @@ def calls_of(turn: ParsedTurn) -> list[tuple[str, Any]]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal as JSON: `3` is not "3", `true` is not `1`, but `1.0` is `1`."""
+    """Compare as JSON: `3` is not "3", `true` is not `1`, but `1.0` is `1`."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
@@ -42,7 +42,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def wrong(turn: ParsedTurn, output: Output) -> str:
-    """What a turn was read wrongly as; "" if it is exact."""
+    """Describe the first part of a turn that was read wrongly; "" if it is exact."""
     if not same(calls_of(turn), output.calls or []):
         return f"calls {calls_of(turn)}"
     if output.calls is None:
@@ -71,7 +71,7 @@ def test_the_table_has_every_fixture_once() -> None:
 
 @pytest.mark.parametrize("row", formats([row for row in TABLE if row.templates]))
 def test_what_templates_write_is_read_back(row: Format) -> None:
-    """By the format's name, and by the template's own text ("auto")."""
+    """Read by the format's name, and by the template's own text ("auto")."""
     for name in row.templates:
         done = 0
         for case in CASES:
@@ -89,7 +89,7 @@ def test_what_templates_write_is_read_back(row: Format) -> None:
 
 @pytest.mark.parametrize("row", nightly(formats(), 9))
 def test_of_damaged_outputs_nothing_is_invented(row: Format) -> None:
-    """200 of them: nothing raises, and each call that is read is one that the model wrote."""
+    """For 200 of them nothing raises, and each call that is read is one that the model wrote."""
     found = list(damaged(row, outputs(row)))
     assert len(found) == 200
     misses = []
@@ -102,7 +102,7 @@ def test_of_damaged_outputs_nothing_is_invented(row: Format) -> None:
 
 @pytest.mark.parametrize("row", formats([row for row in TABLE if row.begins]))
 def test_a_call_that_was_cut_is_reported(row: Format) -> None:
-    """Cut anywhere after a call began and before one can be read, a turn has a broken call."""
+    """A turn that is cut after the begin of its first call, and before a call can be read, has a broken call."""
     done = 0
     for output in outputs(row):
         start = output.text.find(row.begins) + len(row.begins)
@@ -142,14 +142,14 @@ def test_names_of_sglang_are_known(name: str) -> None:
 
 
 def test_more_names_of_sglang_are_known() -> None:
-    """Step 3.5 writes what Qwen3-Coder writes; the rest name tags for reasoning."""
+    """Step 3.5 writes what Qwen3-Coder writes; the other names are for reasoning tags."""
     make_parser("step3p5", "none", "")
     for name in REASONING_NAMES:
         make_parser("none", name, "")
 
 
 def test_the_data_is_whole() -> None:
-    """Whatever is built: there are outputs of every format, and the damaged ones are what they were meant to be."""
+    """Every format has outputs, and each damaged output has the intended damage."""
     for row in TABLE:
         every = outputs(row)
         calls = [call for output in every for call in output.calls or []]

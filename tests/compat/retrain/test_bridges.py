@@ -1,4 +1,4 @@
-"""Records of retrain become samples and come back equal."""
+"""Records of retrain become samples, and converting back gives equal records."""
 
 from typing import Any
 

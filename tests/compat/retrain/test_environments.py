@@ -1,4 +1,4 @@
-"""Classes with retrain's form, played by the agent loop against a scripted engine."""
+"""Classes of retrain's form, played by the agent loop with a scripted engine."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from tests.rollout.scripted import END, ScriptedEngine, make_context
 
 
 class Guess:
-    """As retrain's own: plain or async methods, a mapping as observation, an episode state of its own."""
+    """Like retrain's own: plain or async methods, a mapping as observation, its own episode state."""
 
     made: list["Guess"] = []
 

@@ -1,4 +1,4 @@
-"""Settings files of retrain: the acceptance data of `documents/`, written from the document before the code."""
+"""Settings files of retrain: the acceptance data of `documents/`, written from retrain's document before the code."""
 
 import csv
 import inspect

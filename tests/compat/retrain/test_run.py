@@ -1,4 +1,4 @@
-"""Whole runs by settings files of retrain, with a tiny model."""
+"""Whole runs with settings files of retrain and a tiny model."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def check_trained(folder: Path, steps: int) -> list[dict[str, Any]]:
 
 
 def run(tiny: Path, folder: Path, changes: dict[str, str], **settings: Any) -> Path:
-    """The configuration, by the command's own way, with a real MCP server beside it."""
+    """Run the configuration through the command's own path, with a real MCP server."""
     with http_server() as url:
         text = BRIDGE
         for old, new in {"MODEL": str(tiny), "URL": url, ": out": f": {folder}/out", **changes}.items():

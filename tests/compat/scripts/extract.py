@@ -1,6 +1,6 @@
-"""Write the flag lists beside this file again, from a checkout of slime: `python -m tests.compat.scripts.extract SLIME`.
+"""Rewrite the flag lists beside this file from a checkout of slime: `python -m tests.compat.scripts.extract SLIME`.
 
-One file a launch script: its command, then a flag and its values a line. `?` is what only running it would tell.
+One file for each launch script: its command, then a line for each flag. `?` is a value known only at run time.
 """
 
 import re
@@ -13,17 +13,17 @@ from agentrl.compat.script import read_script
 HERE = Path(__file__).parent
 FOLDERS = ("scripts", "examples", "slime_plugins", "tests")
 ENVIRON = {"BASE_FOLDER": "/base", "BASE_DIR": "/base", "MASTER_ADDR": "127.0.0.1", "NUM_GPUS": "8"}
-"""What the scripts ask of whoever starts them."""
+"""Variables that the user of a script must set."""
 
 
 def _plain(text: str, slime: Path) -> str:
-    """Without the folders of this checkout, and of the container that the scripts are written for."""
+    """Remove the folders of this checkout, and of the container that the scripts are written for."""
     home = Path("/", "root")
     return text.replace(str(slime), "slime").replace(f"{home}/", "/container/")
 
 
 def main(slime: Path) -> None:
-    """Every script under `FOLDERS` that starts a training."""
+    """Extract every script under `FOLDERS` that starts a training."""
     for script in sorted(found for folder in FOLDERS for found in (slime / folder).rglob("*.sh")):
         if not re.search(r"\btrain(_async)?\.py", script.read_text()):
             continue

@@ -1,4 +1,4 @@
-"""An example of each of slime's hooks of training. Most do what the trainer does without them, so that both can be compared."""
+"""One example for each of slime's training hooks. Most repeat what the trainer does without them, for comparison."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +11,11 @@ from torch import Tensor
 from agentrl.sample import Sample
 
 SEEN: list[tuple[Any, ...]] = []
-"""What hooks were called with, in this process."""
+"""The arguments of hook calls in this process."""
 
 
 def grpo(args: Any, rollout_data: dict[str, Any]) -> None:
-    """GRPO: all tokens of a sample have its reward, which is relative to its group already."""
+    """GRPO: all tokens of a sample have its reward, which is already relative to its group."""
     returns = [
         torch.full_like(kl, reward) for kl, reward in zip(rollout_data["kl"], rollout_data["rewards"], strict=True)
     ]
@@ -31,7 +31,7 @@ def look_back(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> dict[
 
 
 def no_early_tokens(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
-    """Trains no first tokens, and doubles the advantages of the others."""
+    """Masks the first tokens, and doubles the advantages of the others."""
     for mask, advantages in zip(rollout_data["loss_masks"], rollout_data["advantages"], strict=True):
         mask[:3] = 0
         advantages *= 2
@@ -40,7 +40,7 @@ def no_early_tokens(args: Any, rollout_id: int, rollout_data: dict[str, Any]) ->
 def clipped(
     args: Any, batch: dict[str, Any], logits: Tensor, sum_of_sample_mean: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's clipped loss of the logits, in plain torch."""
+    """Compute PPO's clipped loss from the logits, in plain torch."""
     found, start = [], 0
     for tokens, total, response in zip(
         batch["unconcat_tokens"], batch["total_lengths"], batch["response_lengths"], strict=True
@@ -81,13 +81,13 @@ def sample_means(
     loss_masks: Sequence[Tensor],
     calculate_per_token_loss: bool = False,
 ) -> Callable[[Tensor], Tensor]:
-    """slime's own: the sum of the samples' means."""
+    """slime's own reducer: the sum of the samples' means."""
     shares = torch.cat([mask / mask.sum().clamp(min=1) for mask in loss_masks])
     return lambda losses: (losses * shares).sum()
 
 
 def normalized(args: Any, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
-    """Rewards relative to their group."""
+    """Return rewards relative to their group."""
     groups: dict[int | None, list[float]] = {}
     raw = [float(sample.reward) for sample in samples]  # type: ignore[arg-type]
     for sample, reward in zip(samples, raw, strict=True):
@@ -127,7 +127,7 @@ def before_step(args: Any, rollout_id: int, step_id: int, model: Any, optimizer:
 
 
 def provider(pre_process: bool = True, post_process: bool = True) -> Any:
-    """Our model, its embeddings frozen."""
+    """Return our model with frozen embeddings."""
     from agentrl.compat.train_hooks import get_model_provider_func
 
     model = get_model_provider_func(SimpleNamespace())(pre_process, post_process)

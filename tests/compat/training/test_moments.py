@@ -1,4 +1,4 @@
-"""Hooks that change what is trained or only look: when they are called, with what, and what comes of it."""
+"""Hooks that change the trained data or only observe it: when they are called, their arguments, and their effect."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_it_changes_of_a_rollout_is_trained_on(root: Path) -> None:
         before = made.prepare(batch).arrays["advantages"]
     kept = ~np.isnan(shown["advantages"])
     np.testing.assert_allclose(shown["advantages"][kept], 2 * before[kept], rtol=2e-3)
-    # slime's denominators are those of the masks as they were, so that what is left weighs as much as before
+    # slime's denominators are those of the original masks, so that the remaining tokens keep their weight
     assert metrics["tokens"] == kept.sum() < plain["tokens"]
     assert metrics["loss"] == pytest.approx(float(-(2 * before[kept] * weights(batch)[kept]).sum()), rel=1e-5)
 

@@ -1,4 +1,4 @@
-"""slime's hooks of training beside the built-in forms that they do again: values and gradients, in every layout."""
+"""slime's training hooks against the built-in forms that they repeat: values and gradients, in every layout."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HOOKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"loss_denominator": "all", "entropy_coef": 0.1, REDUCER: path("sample_means")},
     ),
 }
-"""The settings of a built-in form, and those of the hook that does it again."""
+"""The settings of a built-in form, and those of the hook that repeats it."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
     "cp2": {"context_parallel_size": 2},
@@ -77,7 +77,7 @@ def backend(
 
 
 def trained(root: Path, algorithm: dict[str, Any], where: RankInfo | None = None, **train: Any) -> Found:
-    """Two rollouts of two steps; the metrics, and the last gradients."""
+    """Train two rollouts of two steps. Returns the metrics, and the last gradients."""
     with backend(root, algorithm, where, num_steps_per_rollout=2, **train) as made:
         metrics = [dict(made.train(make_batch(seed=i), i)) for i in range(2)]
         return metrics, {name: value.clone().numpy() for name, value in gradients(made)}

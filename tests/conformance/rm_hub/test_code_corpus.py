@@ -1,4 +1,4 @@
-"""A sample of the corpus of submitted programs, for every run of the tests; `test_corpus` runs all of it nightly."""
+"""A sample of the corpus of submitted programs, for every test run; `test_corpus` runs the whole corpus nightly."""
 
 from agentrl.rm_hub import grade_many
 from agentrl.rm_hub.settings import RmHubSettings

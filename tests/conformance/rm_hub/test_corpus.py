@@ -1,4 +1,4 @@
-"""Every grader on its corpus of labelled answers: what is known to be read right stays so."""
+"""Every grader on its corpus of labelled answers: known readings stay right."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ PARTS = [(name, part) for name in corpus.names("process") for part in range(4 if
 
 @pytest.mark.parametrize(("name", "part"), nightly(PARTS, [each for each in PARTS if each[1] == 0]))
 def test_every_item_is_graded_as_labelled(name: str, part: int, record_property: Callable[[str, object], None]) -> None:
-    """The corpus of mathematics in four parts, of which three are graded nightly."""
+    """The corpus of mathematics has four parts; three of them are graded only nightly."""
     items = corpus.load(name)[part :: 4 if name == "math" else 1]
     check(items, [graded(name, item) for item in items], record_property)
 

@@ -1,4 +1,4 @@
-"""The table of errors on published answers: how they are converted, judged and counted."""
+"""The error table of published answers: conversion, verdicts and counts."""
 
 import json
 import subprocess

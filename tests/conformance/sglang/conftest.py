@@ -9,7 +9,7 @@ from tests.support.embedded_server import embedded_server
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folders of the recorded model and of its sibling from another seed."""
+    """Make the folders of the recorded model and of a sibling from another seed."""
     folder = tmp_path_factory.mktemp("recorded")
     return make_recorded_model(folder / "qwen3"), make_recorded_model(folder / "qwen3_b", seed=1)
 

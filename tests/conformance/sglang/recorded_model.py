@@ -1,4 +1,4 @@
-"""The model that answered in the recordings: 2 layers, 64 wide, 512 ids, random bf16 weights from seed 0.
+"""The model behind the recordings: 2 layers, 64 wide, 512 ids, random bf16 weights from seed 0.
 
 The same construction gives the same weights and ids here, so recorded log-probs and greedy tokens can be compared.
 """

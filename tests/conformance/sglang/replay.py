@@ -1,7 +1,7 @@
-"""Recorded exchanges: load, send again, compare what must be the same.
+"""Recorded exchanges: load, send again, and compare the fields that must be equal.
 
 Compared: status, content type, the keys and types of every object, finish reasons, token counts, error bodies.
-Not compared: sampled text and ids, times, and what `INTENDED` and the key tables name, each with its reason.
+Not compared: sampled text and ids, times, and the entries of `INTENDED` and the key tables, each with its reason.
 """
 
 import json
@@ -35,7 +35,7 @@ HOST_ONLY = {
     "parallelism_info": "one process here",
     "total_prefill_uncached_tokens": "counters of SGLang's scheduler, in /v1/loads",
 }
-"""Keys that may be missing on either side, and why."""
+"""Keys that may be missing on either side, and the reason."""
 
 LOADS_KEPT = {
     "timestamp",
@@ -48,7 +48,7 @@ LOADS_KEPT = {
     "max_running_requests",
     "token_usage",
 }
-"""What /v1/loads has in common; the rest describes queues that the embedded engine has not."""
+"""Keys of /v1/loads on both sides; the others describe queues that the embedded engine does not have."""
 
 KEYED_BY_DATA = (".checksums", "top_logprobs[]")
 """Objects whose keys are tensor names (fused in SGLang, Hugging Face's here) or sampled tokens."""
@@ -63,7 +63,7 @@ INTENDED = {
     "pause_in_place_health": (200, "as above"),
     "pause_retract_health": (200, "as above"),
 }
-"""Answers that differ on purpose: our status, and why."""
+"""Answers that differ on purpose: our status, and the reason."""
 
 OWN_WORDING = {
     "error_hidden_not_enabled": "names what to do here, not SGLang's flags",
@@ -82,7 +82,7 @@ def recording(name: str) -> dict[str, Any]:
 
 
 def steady(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The request with the end token (id 2) made improbable, unless it is about that: no test may end by chance."""
+    """Make the end token (id 2) improbable, unless the request is about it: no test may end by chance."""
     body = request["body"]
     if not isinstance(body, dict):
         return dict(request)
@@ -90,7 +90,7 @@ def steady(request: Mapping[str, Any]) -> dict[str, Any]:
     params = body.get("sampling_params")
     if request["path"].startswith("/v1/"):
         changed["logit_bias"] = _biased(body)
-        if "tool_choice" in body:  # whose grammar ends where it ends
+        if "tool_choice" in body:  # the grammar ends the answer
             changed["max_tokens"] = 4
     elif isinstance(params, dict):
         changed["sampling_params"] = {**params, "logit_bias": _biased(params)}
@@ -131,7 +131,7 @@ def send(
 
 
 class Background:
-    """A recorded request in flight: `result()` waits for its answer."""
+    """A recorded request in flight: `result()` waits for the answer."""
 
     def __init__(self, url: str, request: Mapping[str, Any], replace: Mapping[str, Any] | None = None) -> None:
         self._answer: list[httpx.Response] = []
@@ -199,14 +199,14 @@ def same_stream(real: str, ours: str) -> None:
 
 
 def events(text: str) -> list[Any]:
-    """The JSON events of a server-sent stream, without the closing [DONE]."""
+    """Yield the JSON events of a server-sent stream, without the closing [DONE]."""
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
 
 
 def same(real: Any, ours: Any, path: str = "") -> None:
-    """The same keys and types everywhere, the same finish reasons, prompt lengths and array lengths of answers."""
+    """Compare: the same keys and types everywhere, finish reasons, prompt lengths and array lengths of answers."""
     if isinstance(real, dict):
         assert isinstance(ours, dict), path
         if path.endswith(KEYED_BY_DATA):

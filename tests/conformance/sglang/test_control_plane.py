@@ -31,7 +31,7 @@ def step(url: str) -> Step:
 
 @pytest.fixture
 def long_request(url: str) -> Iterator[Callable[..., Background]]:
-    """Start a request of 1500 tokens and wait until it has a slot, and a stream until it has begun; all are aborted at the end of the test."""
+    """Start a request of 1500 tokens and wait until it has a slot, or its stream begins. All end with the test."""
 
     def start(name: str = "", **replace: Any) -> Background:
         body = {"input_ids": [10, 60, 61, 62], "sampling_params": LONG, "return_logprob": True, **replace}
@@ -74,7 +74,7 @@ def test_abort_by_rid_keeps_what_was_generated(step: Step, long_request: Callabl
 
 def test_abort_matches_rids_by_prefix(step: Step, url: str, long_request: Callable[..., Background]) -> None:
     victims = [long_request(rid="grp-1"), long_request(rid="grp-11"), long_request(rid="other")]
-    send(url, {"method": "POST", "path": "/abort_request", "body": {"rid": "grp"}})  # no live request has this rid
+    send(url, {"method": "POST", "path": "/abort_request", "body": {"rid": "grp"}})  # no request in flight has this rid
     assert running(url) == 3
     step("abort_prefix")
     assert [aborted(victim.result())["id"] for victim in victims[:2]] == ["grp-1", "grp-11"]
