@@ -127,7 +127,7 @@ class Estimated(PolicyGradient):
     """The policy gradient with advantages from a user's function, which may read any setting."""
 
     estimator: Estimator
-    name = "an estimator of your own"
+    name = "a custom estimator"
 
     def advantages(self, inputs: SampleView) -> Tensor:
         return self.estimator(inputs, self.settings)

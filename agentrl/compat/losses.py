@@ -109,7 +109,7 @@ def own_loss(
     function: Callable[..., Any], args: Any, step: StepInputs, mb: MicrobatchTensors, logits: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     if step.batch.support_ids is not None:
-        raise TrainError("a loss of slime's form knows nothing of truncated sampling; sample with top-p 1 and no top-k")
+        raise TrainError("slime-style losses do not support top-p or top-k; set top-p 1 and no top-k")
     whole = Whole(step, mb, args)
     ends = zip(whole.batch.offsets[1:].tolist(), whole.lengths, strict=True)
     rows = torch.cat([torch.arange(end - n - 1, end - 1, device=logits.device) for end, n in ends])

@@ -41,7 +41,7 @@ class SlimeRollouts(RolloutHooks):
         self._args, self._slime, self._all = args, namespace(args), list[Group]()
         self._play = self._load("rollout_function_path")
         if args.compat_options.get("rollout_function_path") == OURS[1] and not args.max_staleness:
-            ahead = "playing ahead of the trainer is --max-staleness 1 or more"
+            ahead = "generating ahead of the trainer needs --max-staleness 1 or more"
             raise SettingsError(f"rollout_function_path {OURS[1]}: {ahead}")
         if self._play is not None and args.max_staleness:
             raise SettingsError("rollout_function_path plays whole rollouts between two trainings: --max-staleness 0")
@@ -114,7 +114,7 @@ class SlimeRollouts(RolloutHooks):
             before = [len(group) for group in groups]
             adapted(self._filter)(self._args, groups)
             if before != [len(group) for group in groups]:
-                raise PluginError("rollout_sample_filter_path took samples out; set remove_sample on them instead")
+                raise PluginError("rollout_sample_filter_path removed samples from a group; set remove_sample on them instead")
         if self._process is not None:
             adapted(self._process)(self._args, sorted(self._all, key=lambda group: group[0].index or 0), source)
         self._all = []

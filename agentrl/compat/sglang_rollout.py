@@ -130,4 +130,4 @@ async def apply_rollout_sample_hooks(args: Any, value: Any, **kwargs: Any) -> An
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> NoReturn:
     """Stand for the run's own rollouts. Users' functions call `generate_and_rm_group`. Raises PluginError: always."""
-    raise PluginError("the run plays and evaluates by itself: leave rollout_function_path or eval_function_path out")
+    raise PluginError("the run generates and evaluates itself; leave rollout_function_path or eval_function_path out")

@@ -149,7 +149,7 @@ def _joined(*contents: Any) -> Any:
 
 
 def _behind(pair: tuple[str, str]) -> str:
-    return f"a message of role {pair[1]} " + (f"behind one of role {pair[0]}" if pair[0] else "at the beginning")
+    return f"a message of role {pair[1]} " + (f"after a message of role {pair[0]}" if pair[0] else "at the beginning")
 
 
 _SHAPES = {

@@ -55,7 +55,7 @@ class Optimizer(ABC):
         norm = self.norm()
         if not math.isfinite(norm):
             raise TrainError(
-                f"optimizer step {number}: the gradient norm is {norm}; the weights were left as they are. "
+                f"optimizer step {number}: the gradient norm is {norm}; the weights were not changed. "
                 "Look at the batch's log-probs and advantages, or lower the learning rate"
             )
         self.apply(norm)

@@ -188,7 +188,7 @@ def check_agreement(step: Mapping[str, float], most: float | None) -> None:
     tokens = step.get(f"{PREFIX}tokens", 0.0)
     if most is not None and tokens and not (mean := step[f"{PREFIX}abs_diff"] / tokens) <= most:
         raise TrainError(
-            f"engine and trainer differ by {mean:.3g} in the mean over the log-probs of {tokens:.0f} trained tokens, and at "
-            f"most {most:g} is allowed (--ci-train-rollout-logprob-abs-diff-threshold; 0 under --true-on-policy-mode); the "
-            "weights were left as they are"
+            f"the log-probs of engine and trainer differ by {mean:.3g} on average over {tokens:.0f} trained tokens; the limit is "
+            f"{most:g} (--ci-train-rollout-logprob-abs-diff-threshold; 0 under --true-on-policy-mode). The weights were not "
+            "changed"
         )
