@@ -53,8 +53,7 @@ class Chat:
             reasoning_parser: "auto", a name of `parsers.REASONING`, or `pkg.mod:function`.
             template_rewrite_policy: if the template would rewrite history, keep it as sampled, split samples, or fail.
             stop_tokens: ids or texts of tokens that end generation, besides the tokenizer's EOS and the template's.
-            placeholders: the model's image placeholders; None if it has no image input.
-            image_limits: limits on the images of a trajectory."""
+            placeholders: the model's image placeholders; None if it has no image input."""
         if template_rewrite_policy not in ("keep", "split", "fail"):
             raise SettingsError(f"--template-rewrite-policy {template_rewrite_policy!r}: expected keep, split or fail")
         source = chat_template if chat_template is not None else _own_template(tokenizer)

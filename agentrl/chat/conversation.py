@@ -51,13 +51,9 @@ class Conversation:
         context_length: int = sys.maxsize,
         prompt_limit: int | None = None,
     ) -> None:
-        """Begin `sample` with the prompt that `messages` render to. Raises ContextOverflow: the prompt leaves no room
-        for an answer; the sample is unchanged. TemplateError: the template cannot render the messages. MediaError: an
-        image is refused.
-
-        Args:
-            tools: schemas of the tools that the model may call.
-            prompt_limit: maximum tokens of the prompt, if below the limit that the context sets."""
+        """Begin `sample` with the prompt that `messages` render to. Raises ContextOverflow: no room for an answer; the
+        sample is unchanged. TemplateError: the template cannot render the messages. MediaError: an image is refused.
+        `prompt_limit`: maximum tokens of the prompt, if below the limit that the context sets."""
         messages, images = chat.take_images(messages, sample.images)
         most = min(prompt_limit or context_length, context_length - 2)
         if (least := chat.least_tokens(messages)) > most:

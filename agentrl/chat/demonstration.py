@@ -31,7 +31,6 @@ def to_sample(
     has no answer; or the template would split the demonstration.
 
     Args:
-        chat: renders the conversation.
         messages: a prompt, then assistant messages with observations in between. The last message is the assistant's.
         tools: schemas of the tools that the prompt offers.
         index: the sample's `index` and `group_index`.

@@ -29,8 +29,7 @@ from agentrl.train.settings import TrainSettings
 
 
 class CompatSettings(Settings):
-    """Settings for `agentrl.compat`: settings of other trainers that agentrl lacks, and a user's own keys. User
-    functions find both in `args`."""
+    """Settings for user functions' `args`: those of other trainers that agentrl lacks, and a user's own keys."""
 
     slime_defaults: bool = False
     """Use slime's defaults for missing settings; report settings without effect, instead of an error."""

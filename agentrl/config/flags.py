@@ -1,8 +1,7 @@
 """Command-line flags made from the settings' fields.
 
 1. Each field is a flag: `rollout_batch_size` is `--rollout-batch-size`; a boolean has `--x/--no-x`.
-2. `read_flags` returns only the given flags, as plain values; pydantic checks them later. All errors are one
-   `SettingsError`.
+2. `read_flags` returns the given flags as plain values, which pydantic checks. All errors are one `SettingsError`.
 3. slime's spellings work: underscores, `--flag true`, `--eval-prompt-data name path ...`, and `--sglang-*`.
 4. `foreign` translates flags of other trainers. A number that such a flag implies is a minimum."""
 

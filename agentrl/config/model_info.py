@@ -23,8 +23,7 @@ class ModelInfo:
 
 
 def read_model_info(path: str | None) -> ModelInfo | None:
-    """Read `<path>/config.json`; None if the file is missing (a model yet to be made, or a hub name). Raises
-    SettingsError: the file is damaged."""
+    """Read `<path>/config.json`; None if it is missing (not yet made, a hub name). Raises SettingsError: a bad file."""
     if path is None or not os.path.isfile(file := Path(os.path.expanduser(path), "config.json")):
         return None
     with raised_as(SettingsError, "--hf-checkpoint", CheckpointError):

@@ -4,8 +4,7 @@
    (`EngineRegistry.regain`). An update cancels recoveries, because it updates these engines itself.
 2. An engine whose HTTP server answers, but that generates nothing for `engine_hang_timeout`, is lost, too. It recovers
    when it generates again.
-3. An update pauses the engines that answer, empties their caches, writes the weights, and resumes the engines. After a
-   failure it resumes them, too.
+3. An update pauses the engines that answer, empties caches, writes weights, and resumes them, also after a failure.
 4. Weights come as a folder, by broadcast or in shared memory. An engine that misses a folder loads it later; the update
    fails only if all engines miss it. Other updates fail if one engine misses them.
 5. If no engine answers, an update waits up to `engine_absence_timeout` for the restart of an engine.
@@ -279,8 +278,7 @@ class HealthMonitor:
 
     @asynccontextmanager
     async def _paused(self, members: Iterable[EngineClient], strict: bool = False) -> AsyncIterator[list[EngineClient]]:
-        """Pause the members and empty their caches during the block; yield the members for which both succeeded. With
-        `strict`, one failure is an error."""
+        """Pause the members with emptied caches; yield those for which this works. With `strict`, all must."""
         members, mode = list(members), self.settings.pause_generation_mode
         if mode == "abort":
             self._requests.mark_interrupted()

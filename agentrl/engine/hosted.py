@@ -1,10 +1,9 @@
-"""A hosted model: turns from a server with OpenAI's chat API, in messages and not in token ids.
+"""A hosted model: turns from a server with OpenAI's chat API, in messages. `generate` raises: there are no ids.
 
 1. A call of `turn` is one request. A lost connection, an invalid answer and the statuses 408, 429 and 5xx are retried,
    up to `engine_max_retries` times. A retry waits at least Retry-After. Other statuses raise the server's message.
 2. The deadline is `engine_request_timeout`: it covers all attempts and the waits between them.
-3. The API key is read from the environment and sent as a bearer token. The key is masked in answers that repeat it.
-4. There are no token ids, so `generate` raises."""
+3. The API key is read from the environment and sent as a bearer token. The key is masked in answers that repeat it."""
 
 import random
 from collections import Counter

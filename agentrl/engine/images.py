@@ -25,9 +25,8 @@ class ImageInputs:
         return cls([images[span.hash] for span in spans], spans) if spans else None
 
     def fields(self, ids: Sequence[int], *, reads_spans: bool) -> tuple[list[int], dict[str, Any]]:
-        """Return the ids to send, with one placeholder for each image, and the other fields of the request.
-        `reads_spans`: the engine reads `image_spans`. Raises EngineRejected, kind `sampled_placeholder`: the engine
-        would read an id outside the spans as an image."""
+        """Return the ids to send, with one placeholder for each image, and the request's other fields. `reads_spans`:
+        the engine reads `image_spans`. Raises EngineRejected, kind `sampled_placeholder`: an id would be misread."""
         sent, places, read = list[int](), list[list[int]](), 0
         for span in self.spans:
             sent += ids[read : span.start + 1]

@@ -76,14 +76,11 @@ async def launch(
 async def check_launch(
     settings: EngineSettings, count: int, local: bool = True, sampling_support: bool = False
 ) -> None:
-    """Check, without starting anything, for errors that `launch` of `count` engines would find late. Raises
-    SettingsError: external engines have no addresses or report no sampling support, or the interpreter does not exist.
+    """Check, without a start, for errors that `launch` of `count` engines would find late. Raises SettingsError:
+    external engines have no addresses or report no sampling support, or the interpreter does not exist.
     EngineUnreachable: nothing listens at an external address, or a port is taken. EngineRejected: the server of a
-    hosted model rejects the key.
-
-    Args:
-        local: the engines will run on this machine, so their ports are tried.
-        sampling_support: external engines must report the sampling support of truncated sampling."""
+    hosted model rejects the key. `local`: the engines will run on this machine, so their ports are tried.
+    `sampling_support`: external engines must report the sampling support of truncated sampling."""
     if settings.engine == "openai":
         async with HostedModel(settings) as hosted:
             await hosted.check()

@@ -25,8 +25,7 @@ _CRASHED = JSONResponse({"error": {"message": "the engine in this process has cr
 async def in_process(
     settings: EngineSettings, model_path: str | Path, routes: Mapping[str, Handler] | None = None
 ) -> AsyncIterator[str]:
-    """Serve `model_path` until the context ends; yield the address. `routes` are more POST endpoints. Raises
-    AgentRLError: the folder cannot be served."""
+    """Serve `model_path`; yield the address. `routes`: more POST endpoints. Raises AgentRLError: a bad folder."""
     from agentrl.engine.embedded.server import build
     from agentrl.engine.embedded.service import Options
 

@@ -34,7 +34,6 @@ class EnginePool(HealthMonitor):
 
     Args:
         urls: the engines, as `host:port` or `http://host:port`.
-        settings: limits and timeouts.
         vocab_size: number of ids in the model's embedding. Prompts and answers with other ids are refused: such an id
             in a prompt would crash an SGLang server. None if unknown: ids are not checked.
         transport: HTTP connections that the caller opens and closes; by default the pool opens its own.
@@ -148,8 +147,6 @@ class EnginePool(HealthMonitor):
         """Sample one continuation of `input_ids`.
 
         Args:
-            input_ids: the whole prompt.
-            params: how to sample.
             rid: a name for `abort`. Engines see other ids.
             session_id: turns of one conversation share it and stay on one engine.
             deadline: seconds for the whole call; default `engine_request_timeout`.
@@ -157,7 +154,6 @@ class EnginePool(HealthMonitor):
             extra: more fields for SGLang's request; `Generation.raw` then has the raw answers.
             sink: receives the engine's events except the last, as JSON with all tokens so far, until a weight
                 update. After the first event a failed request is not sent again.
-            images: the prompt's images.
 
         Raises EngineTimeout: the deadline passed. EngineUnreachable: no engine gave an answer within
         `engine_max_retries` retries. EngineRejected: the engine refused the request (`status`), or its answer is
@@ -250,14 +246,12 @@ class EnginePool(HealthMonitor):
         return await self._registry.all(EngineClient.model_info, self.members)
 
     async def server_info(self) -> dict[str, dict[str, Any]]:
-        """Return `/server_info` of the engines that answer, by address: all server options and the version. Raises
-        EngineFailure: no engine answers."""
+        """Return by address `/server_info` (options, version) of all that answer. Raises EngineFailure: no answer."""
         found = await self._registry.some(EngineClient.server_info, self.members)
         return {member.url: info for member, info in found.items()}
 
     async def encode(self, text: str) -> dict[str, list[int]]:
-        """Return the ids of `text` from the tokenizer of each engine that answers, by address, with special tokens.
-        Raises EngineFailure: no engine answers."""
+        """Return by address each tokenizer's ids of `text`, with special tokens. Raises EngineFailure: no answer."""
         found = await self._registry.some(lambda member: member.encode(text), self.members)
         return {member.url: ids for member, ids in found.items()}
 

@@ -225,8 +225,7 @@ class Requests:
                 strange |= {member} if error.kind == "unknown_token" else set()
                 if strange.issuperset(self._registry.members):
                     raise  # every engine has such tokens, so `vocab_size` is wrong, not an engine
-                # A failed trial of an unreachable engine does not count against the request. A lost connection does:
-                # the request may have crashed its engine.
+                # Trials of an unreachable engine do not count. Lost connections do: a request may crash its engine.
                 gone = trial or error.kind == "engine_refused"
                 gone = gone and not self._registry.any_usable(anyio.current_time())
                 absent += gone

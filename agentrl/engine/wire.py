@@ -22,8 +22,7 @@ FinishType = Literal["stop", "length", "abort"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling parameters of one answer; None means the engine's default. The last two fields are sent beside SGLang's
-    `sampling_params`. List the model's end-of-sequence ids in `stop_token_ids` too. Without them, an answer that is
-    interrupted right after such an id would continue."""
+    `sampling_params`. `stop_token_ids` needs the EOS ids too: else an answer interrupted after one continues."""
 
     temperature: float | None = None  # 0 means greedy
     top_p: float | None = None

@@ -32,13 +32,10 @@ CreditStrategy = Literal["last", "all", "average"]
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """A check of a sample, and the effect of a failed check on the reward.
-
-    Attributes:
-        check: `sample -> bool`, plain or async; or a grader's name: the grade must be correct.
-        otherwise: effect of a failure: "zero" (no grader is called), "multiply" by `amount`, or "subtract" `amount`.
-        amount: the factor or the penalty.
-        name: the name of its part, after the prefix `verifier_`; default: the name of the function or grader."""
+    """A check of a sample, and the effect of a failed check on the reward. `check`: `sample -> bool`, plain or async;
+    or a grader's name: the grade must be correct. `otherwise`: effect of a failure: "zero" (no grader is called),
+    "multiply" by `amount`, or "subtract" `amount`. `name`: the name of its part, after the prefix `verifier_`; default:
+    the name of the function or grader."""
 
     check: Check | str
     otherwise: Otherwise = "zero"
@@ -61,13 +58,9 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """One grader and its weight in the sum.
-
-    Attributes:
-        grader: a grader's name, or `sample -> float` (or a `Grade`), plain or async.
-        weight: its factor; negative for a penalty.
-        part: the one of the grade's `parts` that counts instead of the score.
-        name: the name of its part; default: the name of the grader or function."""
+    """One grader and its weight in the sum. `grader`: a grader's name, or `sample -> float` (or a `Grade`), plain or
+    async. `weight`: its factor; negative for a penalty. `part`: the one of the grade's `parts` that counts instead of
+    the score. `name`: the name of its part; default: the name of the grader or function."""
 
     grader: Scorer | str
     weight: float = 1.0

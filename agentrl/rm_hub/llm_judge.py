@@ -136,7 +136,7 @@ class LLMJudge(GraderService):
 class JudgeCache:
     """A cache of verdicts, by a digest of model, rubric and texts, in an SQLite file that processes may share. An async
     context manager. A thread reads and writes the file, and creates it if it is missing. It keeps the rollback journal:
-    SQLite refuses another one while a process opens the file. Raises SettingsError: the file is no cache."""
+    SQLite refuses another one while a process opens the file. Raises SettingsError: the file is unusable."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).expanduser()

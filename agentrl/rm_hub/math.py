@@ -36,8 +36,8 @@ def grade_math(response: str, label: Any, metadata: Metadata) -> Grade:
 
 def grade_gsm8k(response: str, label: Any, metadata: Metadata) -> Grade:
     """Grade `gsm8k`: 1 if the response's final number equals the label's, else 0 (Cobbe et al. 2021, arXiv:2110.14168).
-    18, 18.00, $18, 18 dollars and "eighteen" are equal; 17.99 is different. A label with two or more decimals accepts a longer number that
-    rounds to it. A label is a number, GSM8K's solution text with `#### 18`, or a list."""
+    18, 18.00, $18, 18 dollars and "eighteen" are equal; 17.99 is different. A label with two or more decimals accepts a
+    longer number that rounds to it. A label is a number, GSM8K's solution text with `#### 18`, or a list."""
     wanted = [gold.rpartition("####")[2].strip() for gold in texts_of(label, "gsm8k")]
     if not all(numbers.read(clean(gold)) is not None for gold in wanted):
         raise bad_label("gsm8k", "one number, or a solution that ends with '#### number'", label)
@@ -60,11 +60,10 @@ def grade_deepscaler(response: str, label: Any, metadata: Metadata) -> Grade:
 
 
 def grade_dapo(response: str, label: Any, metadata: Metadata) -> Grade:
-    """Grade `dapo`: +1 for an accepted answer in the required form, else -1 (Yu et al. 2025, arXiv:2503.14476).
-
-    Only the last `WINDOW` characters count. `metadata["dapo_form"]` is the required form: "answer" (default) is an
-    `Answer:` in the window. "strict" is one on the last line. "boxed" is a last box that ends in the window. `answers`
-    chooses among several candidates and can reject all. `parts` has `score` (+1 or -1) and `acc` (1 or 0)."""
+    """Grade `dapo`: +1 for an accepted answer in the required form, else -1 (Yu et al. 2025, arXiv:2503.14476). Only
+    the last `WINDOW` characters count. `metadata["dapo_form"]` is the required form: "answer" (default) is an `Answer:`
+    in the window. "strict" is one on the last line. "boxed" is a last box that ends in the window. `answers` chooses
+    among several candidates and can reject all. `parts` has `score` (+1 or -1) and `acc` (1 or 0)."""
     form = one_of(metadata, "dapo_form", ("answer", "strict", "boxed"), "dapo")
     golds = read_labels("dapo", label)
     asked = asked_for(golds)._replace(announced=NOTHING if form == "boxed" else _LINE, called=NOTHING)

@@ -1,8 +1,7 @@
-"""Grades a rollout's samples: chooses the grader and the text, and stores the grade.
+"""Grades a rollout's samples: chooses the grader and the text, and stores the grade in `sample.metadata["grade"]`.
 
 1. The grader is the sample's own `metadata["rm_type"]`, else `args.rm_type`.
-2. The reward is the grade's score, or with `--reward-key` or `--eval-reward-key` the dict `{"score": ..., **parts}`.
-3. The whole grade stays in `sample.metadata["grade"]`."""
+2. The reward is the grade's score, or with `--reward-key` or `--eval-reward-key` the dict `{"score": ..., **parts}`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

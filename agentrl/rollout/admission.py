@@ -5,9 +5,8 @@
 2. A group's version is the number of rollouts that the engines' weights had been trained on when the group started.
    Batch n is trained from weights of version n, so a group of version v in it is at most n - v stale.
 3. Under version v, groups may start as long as the batches up to v + staleness have a place for them. A batch takes the
-   oldest finished groups. It is full under two conditions: enough groups are finished, and later batches have a
-   place for each group in flight before the group is too stale. `surplus` groups need no such place. Without surplus
-   no group becomes too stale.
+   oldest finished groups. It is full if enough groups are finished, and later batches have a place for each group in
+   flight before the group is too stale. `surplus` groups need none; without them no group becomes too stale.
 4. If groups start between batches, `held` starts are delayed, so that these groups sample newer weights. A run begins
    with the maximum. The target is that a batch leaves finished groups of a quarter batch over. If groups are missing
    when the trainer asks for a batch, `held` falls by the missing groups plus the quarter. After `WINDOW` batches

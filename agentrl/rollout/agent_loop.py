@@ -162,7 +162,7 @@ def images_refused() -> Iterator[None]:
 
 
 async def _grade(context: RolloutContext, env: Environment, sample: Sample) -> None:
-    """Set the environment's reward. Built-in graders have own deadlines, which skip queueing. Raises GraderFailure."""
+    """Set the environment's reward. Built-in graders have own deadlines, without the queue. Raises GraderFailure."""
     built_in = type(env).reward is Environment.reward
     timeout, flag = math.inf if built_in else context.settings.reward_timeout, "--reward-timeout"
     what = f"{type(env).__name__}.reward"

@@ -38,12 +38,8 @@ async def evaluate(
     play: Callable[[Group, Tally], Awaitable[Group]], of: Evaluated, prompts: Sequence[Group]
 ) -> EvalResult:
     """Play every prompt's group and compute the metrics. Raises AgentRLError: all first groups of the set failed, for
-    the same reason: no prompt fits, or no trajectory could be graded.
-
-    Args:
-        play: plays a group; see `Player.evaluate`.
-        of: the evaluation set.
-        prompts: groups of pending samples, `n_samples_per_eval_prompt` each."""
+    the same reason: no prompt fits, or no trajectory could be graded. `play`: plays a group; see `Player.evaluate`.
+    `prompts`: groups of pending samples, `n_samples_per_eval_prompt` each."""
     stats = RolloutStats()
     graded: list[Group] = [[] for _ in prompts]
 

@@ -53,11 +53,9 @@ async def guarded(
     """Await `call` with a deadline; raise its errors as `failure`.
 
     Args:
-        call: the awaitable of user code.
         what: name of the code for messages (`SearchEnv.step`).
-        failure: the failure type, which defines the blame.
+        failure, late: the failure type, which defines the blame; that for a missed deadline (default `failure`).
         timeout: maximum seconds; `agentrl.clock` defines which seconds count.
-        late: the failure type for a missed deadline; default `failure`.
         work_only: time that tools wait for a free slot does not count.
         place: the trajectory or group of `call`, for error messages.
         held: returns the seconds of paused generation so far, which do not count.

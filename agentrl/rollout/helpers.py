@@ -204,14 +204,10 @@ def current() -> RolloutContext:
 
 
 async def generate_single(conversation: list[Message]) -> str:
-    """Sample one assistant turn.
+    """Sample one assistant turn, and return its text without control tokens.
 
-    Args:
-        conversation: all messages so far: the list that the conversation began with (the assistant's turns may be left
-            out), or a copy with them as returned. A list that differs earlier begins a new conversation.
-
-    Returns:
-        The turn's text, without control tokens."""
+    `conversation`: all messages so far: the list that the conversation began with (the assistant's turns may be left
+    out), or a copy with them as returned. A list that differs earlier begins a new conversation."""
     return await _recorder().turn(conversation)
 
 

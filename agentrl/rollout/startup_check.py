@@ -25,7 +25,7 @@ class StartupCheck:
 
     @contextmanager
     def playing(self, tally: Tally) -> Iterator[None]:
-        """Watch one group with counts `tally`. Raises AgentRLError: as `judge`, after the last first group."""
+        """Watch one group with counts `tally`. Raises AgentRLError: as `judge`, if it ends the first groups."""
         if not self._places:
             yield
             return

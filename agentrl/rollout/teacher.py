@@ -83,9 +83,8 @@ def seen_by_teacher(sample: Sample, context: RolloutContext) -> list[int]:
 
 
 async def check_teacher(teacher: "EnginePool", tokenizer: Any, longest: int | None) -> None:
-    """Check that the teacher's servers answer and have the student's vocabulary. `longest`: tokens that their context
-    must hold, if known. Raises EngineFailure: a server does not answer, or is not SGLang. SettingsError: a server has
-    another vocabulary, or a too short context."""
+    """Check that the teacher's servers answer and have the student's vocabulary. `longest`: tokens of context needed,
+    if known. Raises EngineFailure: no answer, or no SGLang. SettingsError: another vocabulary or a short context."""
     try:
         await teacher.check()
     except EngineFailure as failure:

@@ -82,7 +82,7 @@ class Player(Protocol):
         WorkerLost: the worker died, and the coordinator releases the group. AgentRLError: the run cannot go on."""
 
     async def evaluate(self, number: int, group: Group, tally: Tally) -> Group:
-        """Play and grade a group of evaluation set `number`. Raises DropGroup: by policy. AgentRLError: as `play`."""
+        """Play and grade a group of evaluation set `number`. Raises DropGroup: by a policy. AgentRLError: as `play`."""
 
     async def pause(self) -> None:
         """Stop generating until `resume`. Return when no engine generates. Groups in flight keep their tokens."""
@@ -98,14 +98,9 @@ class Player(Protocol):
 
 
 class RolloutWorker(Player):
-    """Plays groups in this process.
-
-    Args:
-        player: plays groups with the settings of training.
-        group_filter: judges finished groups.
-        sets: players of the evaluation sets.
-        figures: returns metrics of this process since the last call.
-        check: raises SampleError for a group that cannot be trained, before it is stored."""
+    """Plays groups in this process. `player`: plays groups with the settings of training. `group_filter`: judges
+    finished groups. `sets`: players of the evaluation sets. `figures`: returns metrics of this process since the last
+    call. `check`: raises SampleError for a group that cannot be trained, before it is stored."""
 
     def __init__(
         self,

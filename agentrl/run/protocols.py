@@ -38,9 +38,11 @@ class Batch:
 
 
 class Rollouts(Protocol):
-    """The part that generates, grades and evaluates. It owns data source, admission and ledger. batch = await
-    rollouts.next_batch(0) # waits until the batch is full await trainer.train(batch, 0) await
-    rollouts.trained(batch.group_ids, 0) # the ledger does not lease these groups again"""
+    """The part that generates, grades and evaluates. It owns data source, admission and ledger.
+
+    batch = await rollouts.next_batch(0)  # waits until the batch is full
+    await trainer.train(batch, 0)
+    await rollouts.trained(batch.group_ids, 0)  # the ledger does not lease these groups again"""
 
     async def next_batch(self, step: int) -> Batch | None:
         """Return the batch of training step `step`; None if the data ended before the batch was full."""

@@ -5,8 +5,7 @@
 2. Messages are sent in batches. Messages that collect while a batch is being sent form the next batch.
 3. A worker that dies is replaced. Its calls raise `WorkerLost`: the coordinator releases their groups in the ledger,
    and evaluation groups are generated again. Late answers to a lost call are discarded.
-4. Workers follow the coordinator's engine pool (`EngineFollower`). A worker that does not stop for a weight update within
-   `engine_control_timeout` is replaced.
+4. Workers follow the coordinator's pool (`EngineFollower`). One that pauses after `engine_control_timeout` is replaced.
 5. `agentrl.cluster.workers` has the processes, as Ray actors."""
 
 import asyncio
@@ -269,10 +268,8 @@ class RolloutWorkers(Player, EngineFollower):
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: RunSettings, start: StartWorker, pool: EnginePool) -> "AsyncIterator[RolloutWorkers]":
-        """Start the workers with `start`, and end them with the block.
-
-        Raises:
-            AgentRLError: a worker could not open (user code failed, for example), or died at each start."""
+        """Start the workers with `start`, and end them with the block. Raises AgentRLError: a worker could not open
+        (user code failed, for example), or died at each start."""
         with Watchdog.watching(settings.rollout.event_loop_block_warning) as watchdog, ungrouped():
             async with anyio.create_task_group() as tasks:
                 workers = cls(settings, start, pool, watchdog)

@@ -35,7 +35,6 @@ class Sandbox:
 
     Args:
         backend: `auto` takes the first safe one that passes a trial on this machine.
-        limits: for every run.
         preload: modules that are imported once and are there without a wait; those not installed are left out.
         warm: how many confined processes wait for the next stateless run.
         max_concurrency: how many runs go on at once; more wait. Default: twice the processors.

@@ -38,14 +38,9 @@ _TIMED_OUT = 124  # as of timeout(1)
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The end of a command.
-
-    Attributes:
-        exit_code: exit status; 128 + N or -N after signal N, 124 if `timed_out`.
-        output: beginning of the standard output. `stdout` is the same as text.
-        errors: beginning of standard error. `stderr` is the same as text.
-        timed_out: the command was killed at its time limit.
-        truncated: an output was longer than its limit."""
+    """The end of a command. `exit_code`: exit status; 128 + N or -N after signal N, 124 if `timed_out`. `output`,
+    `errors`: beginning of standard output, and of standard error. `stdout` and `stderr` are the same as text.
+    `timed_out`: the command was killed at its time limit. `truncated`: an output was longer than its limit."""
 
     exit_code: int
     output: bytes
@@ -141,8 +136,7 @@ async def run_command(
         as_nobody: run the command as user 65534 if the caller is root.
         inherited: file descriptors that the command gets.
         kill_rest: when the command ends, kill the processes that it left running in its process group.
-        started: is called when the process exists.
-        stop: is called before the process is killed."""
+        started, stop: are called when the process exists, and before it is killed."""
     kept = bytearray(), bytearray()
 
     async def feed(stream: ByteSendStream, data: bytes) -> None:

@@ -19,8 +19,7 @@ _NO_SHELL = re.compile(f"[\"'`]{SHELL[0]}[\"'`]")  # matches the service's error
 
 class ContainerMachine(Machine):
     """A machine of Docker or Podman: a container is the file system, and each command is one start of the container.
-    `image` is the name of an image, or a folder with a Dockerfile, from which the image is built. The image needs
-    `/bin/sh`. Containers have the label `agentrl`."""
+    `image` is an image with `/bin/sh`, or a folder with a Dockerfile for one. Containers have the label `agentrl`."""
 
     _command: str
     _name: str

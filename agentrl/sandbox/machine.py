@@ -52,12 +52,8 @@ class Machine(ABC):
     async def start(
         cls, image: str = "", *, limits: MachineLimits = DEFAULT_LIMITS, network: bool = False, workdir: str = ""
     ) -> Self:
-        """Start a machine. Raises SandboxUnavailable or SandboxFailure: it cannot start.
-
-        Args:
-            image: a folder or an image, as the implementation says, or a result of `snapshot`.
-            network: the machine gets a network.
-            workdir: folder in which commands start; it is created."""
+        """Start a machine. Raises SandboxUnavailable or SandboxFailure: it cannot start. `image`: a folder or an image,
+        as the implementation says, or a result of `snapshot`. `workdir`: commands start there; it is created."""
         machine = cls(limits)
         try:
             await machine._open(image, network, workdir)
@@ -74,8 +70,7 @@ class Machine(ABC):
 
     @abstractmethod
     async def snapshot(self) -> str:
-        """Save the file system. Returns the image with which `start` restores it, in any process, until `delete`. Raises
-        SandboxFailure: it cannot be saved."""
+        """Save the file system as an image, from which `start` restores it until `delete`. Raises SandboxFailure."""
 
     @classmethod
     @abstractmethod
@@ -104,13 +99,9 @@ class Machine(ABC):
     async def run(
         self, command: str, *, timeout: float | None = None, input: bytes = b"", most: int = 0
     ) -> CommandResult:
-        """Run a command with `/bin/sh`. Concurrent calls run one after another. Raises SandboxFailure:
-        the machine failed; the command may have run or not. Raises SandboxUnavailable: the machine is closed.
-
-        Args:
-            timeout: time limit in seconds, if less than `limits.seconds`.
-            input: standard input.
-            most: number of bytes kept of each output; 0 is `limits.output_bytes`."""
+        """Run a command with `/bin/sh`. Concurrent calls run one after another. Raises SandboxFailure: the machine
+        failed; the command may have run or not. Raises SandboxUnavailable: the machine is closed. `timeout`: seconds,
+        at most `limits.seconds`. `most`: bytes kept of each output; 0: `limits.output_bytes`."""
         line = command.replace("\\", "\\\\").replace("\n", "\\n").replace("\0", "").encode("utf-8", "replace")
         seconds = self.limits.seconds if timeout is None else min(timeout, self.limits.seconds)
         async with self._turn:
@@ -131,8 +122,7 @@ class Machine(ABC):
         await self._must(f"{place} && {new}", data)
 
     async def upload(self, folder: Path, path: str) -> None:
-        """Copy the content of a folder of the host into the machine's folder `path`; links stay links. Raises OSError:
-        the files cannot be read or written."""
+        """Copy a host folder's content into the machine's folder `path`; links stay links. Raises OSError."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
             await anyio.to_thread.run_sync(archive.add, folder, ".")

@@ -19,10 +19,7 @@ class MachinePool(AbstractAsyncContextManager["MachinePool"]):
         await machine.run("true")
 
     After each call of `start`, `warm` machines wait in the pool, at least one of them with the arguments of this call.
-    For that the pool closes the oldest machine with other arguments.
-
-    Args:
-        warm: number of machines that wait. With 0 a machine starts when it is needed."""
+    For that the pool closes the oldest machine with other arguments. With `warm=0` a machine starts when needed."""
 
     def __init__(self, warm: int = 0) -> None:
         self._warm = warm

@@ -132,8 +132,7 @@ class Tool:
         is written for the model, `kind` says what it was."""
         keywords = self._arguments.check(arguments)
         keywords.update(dict.fromkeys(self._arguments.injected, state))
-        # Waiting for a free place or thread is not the tool's fault, so it is outside the deadline, and outside the
-        # environment's.
+        # Waiting for a free place or thread is not the tool's fault: both deadlines leave it out.
         async with waiting(self._limiter):
             if self._is_async:
                 return await self._finish(self._function(**keywords))

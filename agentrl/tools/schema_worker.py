@@ -2,8 +2,7 @@
 
 1. An input line is JSON: `[schema, arguments]`, with the schema as text. The output line is a list of mistakes
    `[path, message]`, or a text that says why the schema cannot be used.
-2. A pattern or a reference may run without end, and without an exception. After SECONDS of CPU time for a line, the
-   kernel ends this process.
+2. A pattern or reference may run without end. After SECONDS of CPU time for a line, the kernel ends this process.
 3. References resolve only inside the schema: nothing is fetched."""
 
 import json

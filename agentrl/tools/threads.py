@@ -4,8 +4,7 @@
    from exiting. The threads here are daemons, which are never joined.
 2. An event loop has `PLACES` places for sync tools alone, so that no other work waits for them. A call keeps its place
    until its thread ends, even if the call is cancelled. At its deadline, cancelled or not, a running call loses its
-   place, and counts as hung until its thread ends. With `MAX_HUNG` hung calls, every other call fails at once. So the
-   number of threads is bounded."""
+   place, and counts as hung until its thread ends. With `MAX_HUNG` hung calls, every other call fails at once."""
 
 import asyncio
 import contextvars
@@ -65,8 +64,7 @@ async def result_of(call: partial[Any]) -> Any:
 
 @dataclass
 class ToolThreads:
-    """The threads of an event loop's sync tools. `places`: for calls within their deadline. `hung`: calls past their
-    deadline that have not returned yet, by tool."""
+    """The threads of an event loop's sync tools. `places`: for calls in time. `hung`: overdue calls, by tool."""
 
     places: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(PLACES))
     hung: Counter[str] = field(default_factory=Counter)

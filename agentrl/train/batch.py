@@ -40,7 +40,7 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class TrainBatch:
-    """S samples, T tokens, R response tokens: `PerToken` is [T], `PerResponseToken` [R], `PerSample` [S]."""
+    """S samples, T tokens, R response tokens: `PerToken` [T], `PerResponseToken` [R], `PerSample` [S]. -1: no index."""
 
     tokens: PerToken[np.int32]  # each sample's prompt and response
     offsets: NDArray[np.int64]
@@ -116,11 +116,9 @@ class TrainBatch:
 
         Args:
             groups: groups of samples; the samples of one group are compared with each other.
-            reward_key: the entry of dict rewards to train on.
-            reward_parts: entries of the dict rewards that become `reward_parts`.
+            reward_key, reward_parts: the entry of dict rewards to train on; those that become `reward_parts`.
             supervised: the batch is for sft_loss, so rewards (then 0), log-probs and supports may be missing.
-            trained: number of rollouts on which the weights were trained before this batch; with None the
-                staleness is unknown.
+            trained: number of rollouts on which the weights were trained before; None: the staleness is unknown.
             truncated: every trained token must have a sampling support. This also holds if any sample has supports.
             routed: routing is replayed, so each sample must have its routing up to its last trained token.
             rewards: [S], to train on in place of the samples' own rewards.

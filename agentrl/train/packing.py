@@ -50,7 +50,6 @@ def make_plan(
         prefixes: common prefixes of the samples; with None nothing is shared.
         max_tokens: pack up to this many tokens (padding included) into a microbatch, by first-fit decreasing; a longer
             sample has its own microbatch. None: exactly `micro_batch_size` samples, fewer in the last microbatch.
-        alignment: see `PackingPlan`.
         balance: balance the work over the ranks; if false, the ranks take bundles in turn.
         attention_crossover: length at which a sample's attention costs as much as the rest. None: attention costs 0."""
     if not lengths or min(lengths) < 1:

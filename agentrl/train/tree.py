@@ -2,8 +2,7 @@
 
 1. Samples of a group share a prompt, samples of a split trajectory share turns, and all may share a system prompt.
    With causal attention a prefix does not depend on the tokens after it, so a shared prefix is computed once.
-2. A node is a run of tokens. A sequence is a path of nodes that begins at a root. Nodes are in depth-first order, so
-   the descendants of a node follow it without a gap.
+2. A node is a run of tokens, a sequence a path from a root. The order is depth-first: descendants follow a node.
 3. A shared prefix of fewer than `LEAST` tokens gets no node: each sequence has its own copy."""
 
 import itertools

@@ -1,8 +1,7 @@
 """Parsers of model output: the same one in training and in evaluation.
 
 1. `TurnParser` splits a turn's text into reasoning, content, calls and broken calls; it is immutable and cheap.
-2. `make_parser` picks the formats by name, by the user's own path (`pkg.mod:function`), or from the template ("auto").
-3. Parsers never raise on a model's text and never guess."""
+2. `make_parser` picks the formats by name, by the user's path (`pkg.mod:function`), or from the template ("auto")."""
 
 from __future__ import annotations
 

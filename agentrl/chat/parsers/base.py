@@ -138,12 +138,8 @@ TAGS = (
 
 
 def split_tags(text: str, tags: ReasoningTags | None, *, opened: bool, begins: Sequence[str]) -> Split:
-    """Split `text` at the reasoning's end.
-
-    Args:
-        tags: None if the model has no reasoning format.
-        opened: the generation prompt ended inside the reasoning.
-        begins: the texts that end reasoning without a closing tag."""
+    """Split `text` at the reasoning's end. `tags`: None if the model has no reasoning format. `opened`: the generation
+    prompt ended inside the reasoning. `begins`: the texts that end reasoning without a closing tag."""
     if tags is None:
         return Split(None, text)
     body, begin = text, text.lstrip()

@@ -1,5 +1,4 @@
-"""The tool-call formats of known models, one row each. Sources: the models' published chat templates, and the notes on
-formats of SGLang and vLLM."""
+"""The tool-call formats of known models, one row each. Sources: published chat templates; notes of SGLang and vLLM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -29,9 +29,8 @@ def marked(
     """Return the parser of a format.
 
     Args:
-        call: pattern that begins a call.
+        call, close: patterns that begin and end a call; `close` is empty if the format has no end mark.
         head: pattern between `call` and the value; may capture `name`.
-        close: pattern that ends a call; empty if the format has no end mark.
         optional: models may leave `close` out.
         read: returns the value that begins at a position of the text, and the position of its end.
         raw: strings are not escaped, so a broken call may contain text that looks like another call.

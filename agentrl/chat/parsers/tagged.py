@@ -32,8 +32,7 @@ def tagged(
     Args:
         head: pattern of a call's opening, captures `name`.
         key: pattern of an argument's opening, captures `key`, and `type` if the tag has it.
-        value_end: pattern that ends a value.
-        close: pattern that ends the call.
+        value_end, close: patterns that end a value, and the call.
         call: pattern that a call may begin with; `head` if None.
         tail: pattern of what must follow `close`.
         unclosed: pattern of the end of a value whose closing tag is missing.

@@ -23,8 +23,7 @@ from agentrl.engine.embedded.kernels import Floats, Places
 
 Plan = AttentionPlan | Probe
 Forward = Callable[[Tensor, Tensor, Tensor, Plan, ImageRows | None], Tensor]
-"""(ids [1, T], positions [1, T] or [3, 1, T], indices [K] of tokens whose logits are needed, plan, images) -> logits
-[K, vocabulary]."""
+"""(ids [1, T], positions [1, T] or [3, 1, T], indices [K] of needed tokens, plan, images) -> logits [K, vocabulary]."""
 _MODEL = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _HEADS = {"q_proj", "k_proj", "v_proj", "o_proj"}

@@ -1,8 +1,7 @@
 """Images of prompts: a request's thread reads and checks them, the engine's thread computes their embedding rows.
 
 1. `ImageReader.read` returns the images of one prompt. A single placeholder is repeated as often as its image needs.
-2. `PromptImages` has the positions of the tokens (M-RoPE). For the prefix cache, `mark` replaces each placeholder by a
-   hash of the image.
+2. `PromptImages` has the tokens' positions (M-RoPE). `mark` puts image hashes in placeholders for the prefix cache.
 3. `ImageEncoder` runs the vision tower, one image at a time, and caches the features until the weights change."""
 
 import threading

@@ -105,8 +105,7 @@ def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool) -
 
 
 def check_served(path: str, length: int | None) -> None:
-    """Check, without weights, that the engine serves the model's layers and this context length. Raises AgentRLError:
-    as `load_model` and `context_length`."""
+    """Check, without weights, layers and context length. Raises AgentRLError: as `load_model`, `context_length`."""
     config = _config_of(path, trust_remote_code=False)
     context_length(read_config(path), length)
     with named(f"{path}: its config.json cannot be used"), torch.device("meta"):

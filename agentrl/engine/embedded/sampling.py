@@ -1,7 +1,6 @@
 """The choice of the next token, and the log-probabilities that are reported with it.
 
-1. Each request has a Philox generator: a token depends on the request's seed, its position and its logits, never on
-   the batch.
+1. Each request has a Philox generator: a token depends on seed, position and logits, never on the batch.
 2. Reported log-probs are of the temperature-scaled distribution after penalties and bias, before filters. On request
    the answer also holds the support and the log-prob within it.
 3. Filters read the unfiltered probabilities. A token is kept if it is among the first `top_k`, the mass before it is at

@@ -66,7 +66,7 @@ class EngineService:
     """One server's state. Weight updates change `model_path` and `adapter` (the LoRA adapter's name)."""
 
     def __init__(self, options: Options, *, on_crash: Callable[[], None]) -> None:
-        """Load everything. The engine's thread calls `on_crash` if it crashes. Raises AgentRLError: an unfit folder."""
+        """Load everything. The engine's thread calls `on_crash` if it crashes. Raises AgentRLError: a bad folder."""
         self.options, self.model_path = options, options.model_path
         self.adapter: str | None = None
         self.config = read_config(self.model_path)

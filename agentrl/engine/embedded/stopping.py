@@ -1,7 +1,6 @@
 """Stop conditions of a sequence, and the text of its answer.
 
-1. Order as in SGLang: length, token ids (EOS and `stop_token_ids`), stop strings, regexes. `ignore_eos` disables token
-   ids.
+1. Order as in SGLang: length, token ids (EOS and `stop_token_ids`, unless `ignore_eos`), stop strings, regexes.
 2. Ids and log-probs are never cut. The text loses a matched id or string unless `no_stop_trim`.
 3. Stop strings are searched in the decoded tail only; regexes in the whole output, for `MAX_SEARCH` seconds at most.
    Both see special tokens, also if the text leaves them out."""

@@ -98,7 +98,7 @@ def _first_of(raw: str, tag: str, other: str) -> int:
 
 
 def no_bullets_bullets(passage: ResponseText) -> Faults:
-    """At least two sentences, then only lines with *, at least two. A blank line ends the sentences."""
+    """At least two sentences (any mark ends one), then two or more lines, each with *. A blank line ends these."""
     sentences = bullets = 0
     reading = True
     for line in passage.raw.split("\n"):

@@ -1,8 +1,7 @@
-"""Functions that the graders of short answers share: they read a response and a label.
+"""Functions that the graders of short answers share: they read a response and a label in linear time.
 
 1. Reasoning between tags is not part of the answer. Reasoning that never ends leaves no answer.
-2. A label has one or more accepted answers. A label without any is an error in the data, never a zero.
-3. All functions take time linear in the length of the text."""
+2. A label has one or more accepted answers. A label without any is an error in the data, never a zero."""
 
 import json
 import math

@@ -4,8 +4,7 @@
 2. An overrun, a crash or exhausted memory counts against the answer (`registry.exhausted`). Exceptions: a grader of the
    user, a worker killed from outside, and an overrun with a CPU time of less than half the deadline.
 3. Answers start in order. The deadline starts when a worker has the grader; `grader_total_timeout` limits the wait.
-4. The pool does not block the event loop, runs in its callers' tasks and belongs to one event loop. `close` ends all
-   workers; so does the end of this process.
+4. The pool never blocks its event loop, and runs in its callers' tasks. `close` or this process's end ends workers.
 5. The pools of Python and Pebble are not used: they pickle results, and import the user's main module."""
 
 import contextlib

@@ -139,7 +139,6 @@ def grade_many(
 
     Args:
         rm_type: a name of `graders()`, a `boxed_` form, or `path/to/file.py:function`.
-        items: see `Item`.
         processes: worker processes; default one per core, at most 8.
         timeout: seconds one answer may take.
         settings: for graders that need more (`rm_url`, `judge_url`, ...); `processes` and `timeout` override it.

@@ -46,8 +46,7 @@ def process_descriptor(pid: int) -> int:
 
 
 def prctl(what: str, value: int) -> None:
-    """Set a property of this process; `what` is a key of `_PRCTLS`. Any change of user clears SET_PDEATHSIG. A filter
-    needs SET_NO_NEW_PRIVS first."""
+    """Set a property (of `_PRCTLS`). A change of user clears SET_PDEATHSIG. A filter needs SET_NO_NEW_PRIVS first."""
     _checked(f"PR_{what}", _LIBC.prctl(_PRCTLS[what], ctypes.c_ulong(value), 0, 0, 0))
 
 

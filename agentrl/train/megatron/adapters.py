@@ -1,7 +1,6 @@
 """LoRA adapters in megatron's layers: A and B for each linear layer of Hugging Face, some of which megatron joins.
 
-1. If tensor parallelism shards a layer's outputs, B is sharded; if it shards the inputs, A is. The other matrix is
-   whole on every rank, and so is the output of A.
+1. If tensor parallelism shards a layer's outputs, B is sharded; if its inputs, A. The other and A's output are whole.
 2. Experts get no adapters, as in transformers, which keeps experts in one tensor.
 3. Checkpoints have PEFT's names and full shapes, so that they load under every layout."""
 
