@@ -4,7 +4,7 @@
    returns are completed, groups that it passes to `data_source.add_samples` wait for a later rollout, and other groups
    are dropped, with that reason. New groups of the function are added to the ledger.
 2. The sample filter is called with the groups of every batch, also after a resume; it marks samples by `remove_sample`.
-3. "All samples" are those that this process generated since the previous batch, dropped groups included."""
+3. "All samples" are the samples that this process generated since the previous batch, dropped groups included."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -114,7 +114,7 @@ class SlimeRollouts(RolloutHooks):
             before = [len(group) for group in groups]
             adapted(self._filter)(self._args, groups)
             if before != [len(group) for group in groups]:
-                raise PluginError("rollout_sample_filter_path removed samples from a group; set remove_sample on them instead")
+                raise PluginError("rollout_sample_filter_path removed samples; set remove_sample on them instead")
         if self._process is not None:
             adapted(self._process)(self._args, sorted(self._all, key=lambda group: group[0].index or 0), source)
         self._all = []

@@ -116,7 +116,7 @@ class TrainBatch:
 
         Args:
             groups: groups of samples; the samples of one group are compared with each other.
-            reward_key, reward_parts: the entry of dict rewards to train on; those that become `reward_parts`.
+            reward_key, reward_parts: the entry of dict rewards to train on; the entries that become `reward_parts`.
             supervised: the batch is for sft_loss, so rewards (then 0), log-probs and supports may be missing.
             trained: number of rollouts on which the weights were trained before; None: the staleness is unknown.
             truncated: every trained token must have a sampling support. This also holds if any sample has supports.
