@@ -2,7 +2,7 @@
 
 1. JSONL costs 8 bytes a row (its byte offset); a row is read and parsed when asked for.
 2. Parquet keeps the row-group boundaries and a few decoded row groups.
-3. Every error is a `DataError` that names the file, and the line or row. A duplicate name is an error too."""
+3. Every error is a `DataError` that names the file, and the line or row. A duplicate key or column is an error too."""
 
 import codecs
 import json
@@ -209,7 +209,7 @@ def read_json(text: bytes | str) -> Any:
     """Return the JSON value, with integers of any size. Raises ValueError: it is malformed, an object has a duplicate
     name, or it is nested deeper than can be stored."""
     with raised_as(ValueError, "it cannot be stored", TypeError):
-        orjson.dumps([[[orjson.loads(text)]]])  # rejects NaN, invalid Unicode and deep nesting; a stored group adds 3
+        orjson.dumps([[[orjson.loads(text)]]])  # rejects NaN, invalid Unicode, and depth (a group adds 3 levels)
     return json.loads(text, object_pairs_hook=_unique)
 
 
@@ -224,7 +224,7 @@ def json_or_text(text: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     if len(found := dict(pairs)) != len(pairs):
-        raise ValueError(f"an object has the name {next(name for name in found if names.count(name) > 1)!r} twice")
+        raise ValueError(f"an object has the key {next(name for name in found if names.count(name) > 1)!r} twice")
     return found
 
 

@@ -74,7 +74,7 @@ class SafeEncoder:
         return self._mark(value, self._all)
 
     def mark_message(self, message: Message) -> Message:
-        """Mark the texts of a normalized message, except its role. Assistant text keeps markers that are not special."""
+        """Mark the texts of a normalized message, except its role. In assistant text, only special tokens are marked."""
         usual = self._hard if message["role"] == "assistant" else self._all
         marked = {key: self._mark(value, self._all if key == "tool_calls" else usual) for key, value in message.items()}
         return {**marked, "role": message["role"]}

@@ -7,7 +7,7 @@
    that arrive during a write are recorded together, so that the store can make them durable with one write.
 3. `Admission` decides how many groups may start and if a batch is full. One task, the pump, leases all groups: while a
    batch is filled and, in an asynchronous run, while the trainer works on the previous batch.
-4. If a lease is cancelled, its group is given back to the store. A result that still arrives is discarded.
+4. If a lease is cancelled, its group is released, or dropped if it is too old and `stale_groups` is `drop`. A result that still arrives is discarded.
 5. If a group raises an error, or the caller of `batch` is cancelled, all groups in flight are given back."""
 
 import time
@@ -36,7 +36,7 @@ STALE = "too old"  # the ledger's reason for a group that was dropped or is gene
 INTERRUPTED = "interrupted"  # the ledger's reason for a group that was in flight when the run stopped or failed
 _AT_ONCE = 64  # maximum number of results that are recorded at once
 LOST = "worker lost"  # the ledger's reason for a group whose worker died
-MAX_LOSSES = 5  # a group that was in flight in this many deaths of workers is dropped: it may be the cause
+MAX_LOSSES = 5  # a group whose worker died this often is dropped: the group may be the cause
 
 
 class Rollout(NamedTuple):
@@ -132,7 +132,7 @@ class RolloutCoordinator:
 
     async def updated(self, version: int) -> None:
         """Record that the engines have weights of this version. Later leases get this version."""
-        async with self._recording:  # a lease in progress has the old version
+        async with self._recording:  # waits for a running `_refill`: its leases get the old version
             self._admission.updated(version)
         self._notify()
         await self._player.updated(version)
@@ -247,7 +247,7 @@ class RolloutCoordinator:
             self._notify()
 
     async def _record(self, flight: _InFlight, played: Played | None) -> None:
-        """Keep or drop the group of a lease. Without a result (`played` is None), give the group back."""
+        """Keep or drop the group of a lease. Without a result (`played` is None), release or drop the group."""
         lease, stats, number = flight.lease, flight.stats, flight.lease.group_id
         self._admission.ended(self._admission.size - flight.ended)
         rewards = [row["reward"] for row in stats.offered if "reward" in row]

@@ -20,7 +20,7 @@ from agentrl.train.settings import TrainSettings
 
 FORMAT = 1
 TRACKER = "latest_checkpointed_iteration.txt"
-"""Megatron's file that names the newest checkpoint of a folder: `release`, or the number of `iter_0000010`."""
+"""Megatron's file that names the newest checkpoint of a folder: `release`, or `10` for `iter_0000010`."""
 _DIGESTED = 2**26  # bytes of the largest file that is checked by a digest; of larger files only the size is checked
 _ENTRIES = {"step": int, "stepped": bool, "layout": dict, "model": dict, "optimizer": dict}
 
@@ -41,7 +41,7 @@ class Identity:
     optimizer: Mapping[str, Any]
 
     def check(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        """Raises `CheckpointError`, with the differences, if the checkpoint at `path` is damaged or of another run."""
+        """Raises `CheckpointError`, with the differences, if the checkpoint at `path` is damaged or of other settings."""
         files = manifest.get("files")  # older checkpoints do not have it
         if isinstance(files, dict) and (differ := _differences(files, _contents(path))):
             raise CheckpointError(f"{path} is damaged: {differ}; move it away to resume from the checkpoint before it")
@@ -59,8 +59,8 @@ def check_critic(path: Path, *, wanted: bool) -> None:
         return
     holds = "no critic, and this run's algorithm learns one" if wanted else "a critic, and this run has none"
     raise CheckpointError(
-        f"{path}: it holds {holds}; use its --advantage-estimator, or start a new --output-dir with its exported "
-        "model as --hf-checkpoint"
+        f"{path}: it holds {holds}; use the checkpoint's --advantage-estimator, or start a new --output-dir "
+        "from the checkpoint's exported model (--hf-checkpoint)"
     )
 
 
@@ -74,10 +74,9 @@ def check_curve(found: Found, settings: TrainSettings, total_steps: int, step: i
     after = learning_rate(step, settings, total_steps)
     if before != after:
         raise CheckpointError(
-            f"{found.path}: its learning rate ({settings.lr_decay_style}) was planned until optimizer step {theirs}, and "
-            f"this run's is until step {total_steps}, and it would jump from {before:.3g} to {after:.3g}; set "
-            f"--lr-decay-iters {theirs} to keep the curve (--min-lr {settings.min_lr:g} from its end on), or {total_steps} "
-            "for the new curve"
+            f"{found.path}: the checkpoint's learning rate ({settings.lr_decay_style}) decays until optimizer step {theirs}, "
+            f"this run's until step {total_steps}. It would jump from {before:.3g} to {after:.3g}. Set --lr-decay-iters "
+            f"{theirs} to keep the curve (then constant at --min-lr {settings.min_lr:g}), or {total_steps} for the new one"
         )
 
 
@@ -97,7 +96,7 @@ def torch_dist(root: str | Path) -> Path | None:
         said = tracker.read_text().strip()
         folder = folder / (said if not said.isdigit() else f"iter_{int(said):07d}")
         if not (folder / ".metadata").is_file():
-            raise CheckpointError(f"{tracker}: {said!r:.80}, but {folder} is no checkpoint of the format torch_dist")
+            raise CheckpointError(f"{tracker}: {said!r:.80}, but {folder} is not a torch_dist checkpoint")
     return folder if (folder / ".metadata").is_file() else None
 
 

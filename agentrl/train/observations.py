@@ -47,7 +47,7 @@ def credit_of(sample: Sample, reward: float) -> list[float]:
 
 
 def gives_credit(sample: Sample) -> bool:
-    """Return true if a step gave a reward, or a combined reward said what each turn earned."""
+    """Return true if a turn has a step reward or an entry in `step_credit`."""
     given = sample.metadata.get("step_rewards") or ()
     return bool(sample.metadata.get("step_credit")) or any(reward is not None for reward in given)
 

@@ -1,4 +1,4 @@
-"""Prompt files: every shape that is accepted, and every sentence that a bad one earns."""
+"""Prompt files: every accepted shape, and the error message for every bad one."""
 
 import subprocess
 import sys
@@ -123,7 +123,7 @@ def test_a_malformed_slice() -> None:
         ({"input": [{"role": "user", "content": None}]}, "message 0 must have 'content'"),
         ({"input": [{"role": "user", "content": {"a": 1}}]}, "message 0 must have 'content'"),
         ({"input": [{"role": "user", "content": [3]}]}, "message 0 must have 'content'"),
-        ({"input": "x", "metadata": '{"a": 1, "a": 2}'}, "'metadata' is text but not JSON: an object has the name 'a' twice"),
+        ({"input": "x", "metadata": '{"a": 1, "a": 2}'}, "'metadata' is text but not JSON: an object has the key 'a' twice"),
         ({"input": [{"role": "human", "content": "x"}]}, "message 0 must have one of the roles .*; ShareGPT's 'human' is 'user'"),
         ({"input": [*CHAT, {"role": "assistant", "content": "x"}]}, "line 1: field 'input': the last message is the assistant's"),
         ({"input": [{"role": "user", "content": [{"type": "image_url", "image_url": "u"}]}]}, "line 1: .* is the path 'u'; name the folder of images with --image-root"),
@@ -172,8 +172,8 @@ def test_calls_without_content_and_content_in_parts_are_messages(tmp_path: Path)
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"input": "a", "label": 1, "label": 2}', "an object has the name 'label' twice"),
-        ('{"input": "a", "metadata": {"b": {"c": 1, "c": 1}}}', "an object has the name 'c' twice"),
+        ('{"input": "a", "label": 1, "label": 2}', "an object has the key 'label' twice"),
+        ('{"input": "a", "metadata": {"b": {"c": 1, "c": 1}}}', "an object has the key 'c' twice"),
         ('{"input": "a", "label": NaN}', "malformed JSON at column"),
         ('{"input": "\\ud800"}', "malformed JSON at column"),
         ('{"input": "a", "label": ' + "[" * 400 + "]" * 400 + "}", "cannot be stored"),

@@ -1,4 +1,4 @@
-"""What `agentrl train`, `rollout` and `eval` say about mistakes in their inputs: at once, before anything is started."""
+"""Errors of `agentrl train`, `rollout` and `eval` for mistakes in their inputs: at once, before any process starts."""
 
 import json
 import shutil
@@ -112,7 +112,7 @@ def here(kit: RunKit, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunKit]:
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command that must fail; returns its message."""
+    """Run a command that must fail. Returns its message."""
     assert run(arguments) == 2
     said = capsys.readouterr()
     assert next(line for line in said.err.splitlines() if not line.startswith("note: ")).startswith("error: ")
@@ -185,7 +185,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"load": "nowhere"}, ["--load nowhere: no complete checkpoint", "--hf-checkpoint model"]),
         (
             {"load": "others", "save": "others"},
-            ["iteration.txt: '20', but", "others/iter_0000020 is no checkpoint of the format torch_dist"],
+            ["iteration.txt: '20', but", "others/iter_0000020 is not a torch_dist checkpoint"],
         ),
         ({"load_debug_rollout_data": "dumps"}, ["--load-debug-rollout-data dumps", "--save-debug-rollout-data"]),
         ({"load_debug_rollout_data": "one_dump"}, ["one_dump/1.jsonl, which is not there; set --num-rollout 1"]),
@@ -382,7 +382,7 @@ def test_an_unknown_flag_is_not_followed_by_what_it_left_out(here: RunKit, capsy
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models that trainers or engines refuse, whole but for the weights of `config.json`."""
+    """Make models that trainers or engines refuse, complete except for the weights of `config.json`."""
     folder = tmp_path_factory.mktemp("models")
     make_tiny_model(folder / "plain")
     make_tiny_model(folder / "untied", tie_word_embeddings=False)

@@ -1,7 +1,7 @@
 """Numba kernels for decoder layers with few tokens. Each makes one pass over memory.
 
 1. Compiled once a machine. The code is kept beside this file or, if that folder is read-only, in the user's cache folder.
-2. All arrays are float32 and changed in place. The order of summation is not specified; a NaN stays a NaN.
+2. Arrays of numbers are float32; results are written into the caller's arrays. The order of summation is not specified; a NaN stays a NaN.
 3. `where`, int64 [4, T], has for each token its slot, its position, `root` and `shared`: its first `shared` keys and values
    are read from slot `root`. So siblings find what they have in common in the processor's cache."""
 

@@ -1,6 +1,6 @@
 """Tool calls of an answer, in the forms that models write. Text that contains a mark of a chat format is read by that
 format's parser. Otherwise the forms are: ReAct's `Action:` with `Action Input:`; JSON alone, in a fence or after
-`[TOOL_CALLS]` or `<|python_tag|>`; Python calls, which are not executed. An incomplete call makes the answer broken."""
+`[TOOL_CALLS]` or `<|python_tag|>`; Python calls, which are not executed. An incomplete call in a chat format or ReAct raises `Broken`."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ _FORMATS = {
     "<function=": "qwen_xml", "<tool_sep>": "hunyuan", "<arg_key>": "glm", "<tool_call>": "hermes", "<invoke name=": "minimax-m2",
     "<｜tool▁call▁begin｜>": "deepseekv3", "<|tool_call_begin|>": "kimi_k2", "[ARGS]": "mistral", "✿FUNCTION✿": "qwen_agent",
 }  # fmt: skip
-"""Mark to chat format. The first mark that an answer contains decides."""
+"""Mark to chat format, tried in this order. The first format that yields calls is used."""
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input", "kwargs")
 _NAMES = ("name", "function", "tool", "action", "tool_name", "function_name")
 _TOOL, _NO_TOOLS = re.compile(r"[A-Za-z_][\w.\-]*"), {*_NAMES, *_ARGUMENTS, "answer", "result"}
@@ -58,7 +58,7 @@ class Broken(ValueError):
 
 
 def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]:
-    """Return an answer's calls in order. `tools` has the types of XML values. Raises Broken: a bad call or no text."""
+    """Return an answer's calls in order. `tools`: schemas with the types of XML arguments. Raises Broken: a bad call or no text."""
     if "<|channel|>" in text:
         return _of_format("gpt-oss", split_channels(text).rest, tools)
     text = after_reasoning(text, control=True)

@@ -1,4 +1,4 @@
-"""torch_dist checkpoints, with megatron-core's own model as the foreign trainer and transformers as the judge."""
+"""torch_dist checkpoints, with megatron-core's own model as the foreign trainer and transformers as the reference."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ IDS = torch.arange(4, 24)[None]
 
 
 def stock(source: HFFolder, vocab: int, **mixture: Any) -> Any:
-    """Megatron's own model of a tiny model's sizes, with random weights."""
+    """Make Megatron's own model of a tiny model's sizes, with random weights."""
     c = source.config
     config = TransformerConfig(
         num_layers=c["num_hidden_layers"],
@@ -76,7 +76,7 @@ def stock(source: HFFolder, vocab: int, **mixture: Any) -> Any:
 
 
 def logits(model: Any) -> torch.Tensor:
-    """Megatron's, of `IDS`."""
+    """Return Megatron's logits of `IDS`."""
     n, where = IDS.size(1), "cuda" if torch.cuda.is_available() else "cpu"  # its rotary embedding is always there
     given = IDS, torch.arange(n)[None], torch.ones(1, 1, n, n).triu(1).bool()
     with torch.no_grad():
@@ -85,7 +85,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def judged(folder: Path) -> torch.Tensor:
-    """Transformers' logits of `IDS`."""
+    """Return transformers' logits of `IDS`."""
     with torch.no_grad():
         found: torch.Tensor = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(IDS).logits
     return found
@@ -110,7 +110,7 @@ def joined(source: HFFolder) -> Any:
 def test_a_foreign_checkpoint_becomes_a_folder(
     joined: ParallelLayout, source: HFFolder, tmp_path: Path, stacked: bool
 ) -> None:
-    model, root = stock(source, vocab=640), tmp_path / "foreign"  # the vocabulary padded
+    model, root = stock(source, vocab=640), tmp_path / "foreign"  # with a padded vocabulary
     (root / "iter_0000010").mkdir(parents=True)
     form = {"non_homogeneous_layers": not stacked}
     state = {"model": model.sharded_state_dict(metadata=form), "args": {"num_layers": 2}}
@@ -135,14 +135,14 @@ def test_what_is_written_is_loaded_by_megatron(joined: ParallelLayout, source: H
 
 
 def test_a_mixture_is_written_as_megatron_has_it(joined: ParallelLayout, tmp_path: Path) -> None:
-    """Its layers apart, as content_metadata says and a list of layers makes it; experts stacked."""
+    """Separate layers, as content_metadata says and a list of layers makes them; experts are stacked."""
     source = HFFolder(make_tiny_model(tmp_path / "moe", "qwen3_moe", tie_word_embeddings=False))
     assert run(["convert", str(source.path), str(tmp_path / "out"), "--to", "torch_dist"]) == 0
     experts = {"num_moe_experts": 4, "moe_ffn_hidden_size": 48, "moe_layer_freq": [0, 1], "moe_router_topk": 2}
     model = stock(source, 512, **experts, moe_router_load_balancing_type="none")
     state = model.sharded_state_dict()
     norm = "decoder.layers.1.pre_mlp_layernorm.weight"
-    state[norm].key = norm  # in layers of Transformer Engine; the local ones name it as a dense layer's
+    state[norm].key = norm  # in layers of Transformer Engine; the local ones name it like a dense layer's
     written = str(tmp_path / "out" / "release")
     assert dist_checkpointing.load_content_metadata(written) == {
         "non_homogeneous_layers": True,
@@ -192,7 +192,7 @@ def test_a_run_starts_from_foreign_weights(
     if kind == "fsdp":
         assert "a checkpoint of train_backend fsdp; --save-hf" in capsys.readouterr().err
         return
-    ours = HFFolder(tmp_path / "ours")  # a checkpoint of ours comes first where there is one
+    ours = HFFolder(tmp_path / "ours")  # a checkpoint of ours takes precedence
     assert all(torch.equal(ours.tensor(name), tensor.cpu()) for name, tensor in moved.items())
 
 
@@ -219,7 +219,7 @@ def test_what_cannot_be_read_is_named(source: HFFolder, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json in it; .*--hf-checkpoint"):
         opened(stored, None)
     (stored / "latest_checkpointed_iteration.txt").write_text("7")
-    with pytest.raises(CheckpointError, match="iter_0000007 is no checkpoint of the format torch_dist"):
+    with pytest.raises(CheckpointError, match="iter_0000007 is not a torch_dist checkpoint"):
         opened(stored, source.path)
 
 
