@@ -2,8 +2,8 @@
 
     python -m benchmarks.algorithms [--only gspo cispo] [--seeds 0 1] [--json FILE] [--plot docs/algorithms.svg]
 
-1. All settings are the demo's (`agentrl.demo`: one process, one rollout ahead, 16 prompts x 8 samples, learning rate
-   3e-4, clipping at .2 and .28, a mean over tokens) except for those in `RECIPES`, and 30 steps instead of 20.
+1. All settings except those in `RECIPES` are the demo's (`agentrl.demo`: one process, one rollout ahead, 16 prompts x 8
+   samples, learning rate 3e-4, clipping at .2 and .28, a mean over tokens). A run has 30 steps instead of 20.
 2. Success is measured on 200 problems whose operands occur neither in the warm start nor in training, with one sample
    each at temperature 1. An algorithm `learned` if it began at .40 or below and an evaluation found .80 or more.
 3. `--json` stores the curves next to those already in the file; `--plot` draws all of them. Each run is a separate

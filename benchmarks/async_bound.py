@@ -1,8 +1,8 @@
 """Simulate the bound of `benchmarks.async_gain`: the same trajectories by the same rules, without overhead of agentrl.
 
 1. A group may start while fewer than (trained + S + 1) x batch groups have started and a slot is free. Its trajectories
-   take slots in order. Step n takes the oldest finished groups, once a batch of groups is finished and later batches
-   can take every older group before it is over S rollouts old. Training takes a fixed time, then the weights are new.
+   take slots in order. Step n takes the oldest finished groups. It starts once a batch of groups is finished and later
+   batches can take every older group within S rollouts. Training takes a fixed time, then the weights are new.
    The bound starts every group as early as allowed; a run that needs a group later starts it later.
 2. With `partial` the engine pauses while the trainer trains; tools continue.
 """

@@ -6,8 +6,8 @@
    turn; `siblings`, groups of 8 that share a prompt of 128 tokens, 64 new ones each. Temperature 0.9, top-p 0.95.
 2. Models: Qwen3 with a vocabulary of 4096. `random` has flat distributions. `trained` memorized a page of `docs/` in
    40 steps of AdamW and continues pieces of that page: its distributions are peaked.
-3. The bound is only the matrix products and the attention of the same load, in the fastest forms that we know, with
-   sequences in lockstep and each shared prefix computed once. It has no norms, RoPE, activations, sampling or loop.
+3. The bound is only the matrix products and the attention of the same load, in the fastest forms that we know.
+   Sequences are in lockstep, each shared prefix is computed once. No norms, RoPE, activations, sampling or other loop.
 4. One torch thread; CPU time of the process. The three alternate, and the median ratio counts. Wall time and absolute
    rates mean little on a shared machine. The first round of each is left out: it touches new memory, which is slow.
 """

@@ -4,8 +4,8 @@
     python -m benchmarks.engine_faults --moments 20 --engines 1 --fault kill "kill the guard"
     python -m benchmarks.engine_faults --moments 20 --engines 1 --fault "stop and continue" --pause 60
 
-At a random time of a 12-step run one engine is killed (`SIGKILL` for all its processes, or for its parent alone),
-stopped (`SIGSTOP`), or stopped and continued after a while (`SIGCONT`). The run must reach the planned step without a
+At a random time of a 12-step run one engine is killed, stopped (`SIGSTOP`), or stopped and continued (`SIGCONT`).
+`SIGKILL` goes to all its processes, or to its parent process alone. The run must reach the planned step without a
 restart. The ledger must prove that no group was lost and each was trained once. Each trained token's log-prob must be
 that of the weight version that the engine named, computed again from its checkpoint. Prints a line a moment and a
 summary. A moment takes about a minute.

@@ -3,8 +3,8 @@
     python -m benchmarks.kill_resume --moments 10
     python -m benchmarks.kill_resume --moments 10 --roles driver trainer rollout_worker --max-staleness 2 --partial-rollout
 
-Each kill is `SIGKILL` at a random time of a 12-step run; the resumed run must end at the planned step, and the
-ledger must prove that every group was trained exactly once, and none more than `--max-staleness` rollouts after its
+Each kill is `SIGKILL` at a random time of a 12-step run. The resumed run must end at the planned step. The
+ledger must prove that every group was trained exactly once, and at most `--max-staleness` rollouts after its
 own rollout. Trajectories have three turns and heavy-tailed waits, so that some are always in flight.
 Prints one line for each kill and a summary. A kill takes about a minute.
 """

@@ -1,6 +1,6 @@
 """A load with heavy tails: an environment whose tool takes a Pareto-distributed time, and the random draws of the load.
 
-1. Every draw is a function of only the sample's number and its turn, so that the run and the simulation of its bound
+1. Every draw is a function of only the sample's number and its turn. So the run and the simulation of its bound
    (`benchmarks.async_bound`) play exactly the same trajectories.
 2. `TURNS` turns a trajectory. The model's part of each is a tool call of `CALL_TOKENS` to `CALL_TOKENS + MAX_FILLER`
    tokens, written by `benchmarks.delay_engine`; the tool's part is a sleep.

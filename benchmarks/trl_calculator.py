@@ -3,7 +3,7 @@
     python benchmarks/trl_calculator.py --model DIR --data DIR [--steps 20] [--threads 2]
 
 Model, prompts, tool, reward, batch (16 prompts x 8 samples in one optimizer step), loss, optimizer and the number of
-evaluations are those of `agentrl.demo`; generation is what TRL does by default, in the training process. Prints
+evaluations are those of `agentrl.demo`. Generation is what TRL does by default, in the training process. Prints
 `evaluation SUCCESS` after each evaluation.
 """
 

@@ -15,29 +15,29 @@ from hypothesis import HealthCheck, settings
 from tests.support import order, warm
 from tests.support.checkout import import_path
 
-# On a busy machine a first draw can wait seconds for an import or a core; speed is measured in benchmarks/.
+# On a busy machine the first draw can wait seconds for an import or a core. Speed is measured in benchmarks/.
 settings.register_profile(
     "nightly", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=100
 )
 settings.register_profile("agentrl", settings.get_profile("nightly"), max_examples=40)
-settings.load_profile("agentrl")  # `make test-nightly` asks for the other one
+settings.load_profile("agentrl")  # `make test-nightly` selects the other one
 
 os.environ["PYTHONPATH"] = import_path()
 
-# Several processes test at once: more threads would wait for each other and turn in circles meanwhile.
+# Several test processes run at once. With more threads each, the threads would compete for cores and busy-wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Each HTTP client reads the certificates of all authorities: as long as a small test takes. The tests' servers have none.
+# Each HTTP client reads all CA certificates, which takes as long as a small test. The tests' servers have none.
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # type: ignore[assignment]
 
-# A shell's background jobs ignore SIGINT, and so would every process that the tests start and then interrupt.
+# A shell's background jobs ignore SIGINT. So would every process that the tests start and then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _loaded_for_good() -> Iterator[None]:
-    """What is there when a file begins stays: collecting garbage in its tests would look at all of it each time. A run
-    in this process freezes what it finds, also process groups that nobody uses any more, whose threads take CPU."""
+    """Freeze the objects that exist when a test file begins, so that garbage collection in tests skips them. A run in
+    this process freezes objects too, also unused process groups, whose threads take CPU: these are unfrozen."""
     gc.collect()
     gc.freeze()
     frozen, threshold = gc.get_freeze_count(), gc.get_threshold()
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Any) -> None:
-    """Fork the processes that test from one that has imported the heavy packages."""
+    """Fork the test processes from one that has imported the heavy packages."""
     if not config.getoption("--warm"):
         return
     server = ExitStack()
@@ -75,12 +75,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):  # in one process files stay in the order that they were asked for
+    if hasattr(config, "workerinput"):  # a single process runs files in the requested order
         order.longest_first(items)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line on the sandbox backends that this machine lacks: their tests were skipped."""
+    """Write one line about the sandbox backends that this machine lacks: their tests were skipped."""
     if not any("/sandbox/" in report.nodeid for report in terminalreporter.stats.get("skipped", [])):
         return
     from agentrl.sandbox import try_backends

@@ -1,4 +1,4 @@
-"""Deadlines that count only what a call could help, and the watchdog that names who stops the loop."""
+"""Deadlines that count only time that a call is responsible for, and the watchdog that names what blocks the loop."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ def block() -> None:
 
 
 async def beat(watchdog: Watchdog) -> None:
-    """Return when the watchdog has heard of the stall."""
+    """Return when the watchdog has seen the stall."""
     with anyio.fail_after(120):
         while not watchdog.stalls:  # noqa: ASYNC110 - a thread counts them
             await anyio.sleep(0.01)
@@ -134,7 +134,7 @@ async def test_the_watchdog_says_whose_code_it_is(caplog: pytest.LogCaptureFixtu
     with Watchdog.watching(0.5) as watchdog:
         with Deadline(math.inf, "the trajectory", place=TrajectoryPlace(3, 24)):
             note_turn(2)
-            async with anyio.create_task_group() as tasks:  # as an environment runs its calls: in tasks of their own
+            async with anyio.create_task_group() as tasks:  # as an environment runs its calls: in separate tasks
                 tasks.start_soon(stuck.run, {})
         await beat(watchdog)
     assert stalls(watchdog) == {"stalls/tool stuck": 1}
@@ -154,14 +154,14 @@ async def test_code_outside_any_trajectory_is_named_by_its_line(caplog: pytest.L
     assert f"{__file__}:{block.__code__.co_firstlineno + 1} in block" in caplog.text
 
 
-async def test_a_look_that_comes_too_late_blames_nobody(
+async def test_a_reading_that_comes_too_late_names_no_culprit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     goes_on, seen = threading.Event(), iter(["innocent.py:1 in idle"])
 
     def late(watchdog: Watchdog) -> tuple[None, str]:
         goes_on.wait(60)
-        return None, next(seen, "later.py:1 in slow")  # a busy machine may hold the loop up once more
+        return None, next(seen, "later.py:1 in slow")  # a busy machine may delay the loop once more
 
     monkeypatch.setattr(Watchdog, "_look", late)
     monkeypatch.setattr(clock, "cause", lambda *_: ("its own code", ""))
@@ -178,7 +178,7 @@ async def test_a_look_that_comes_too_late_blames_nobody(
 
 
 async def test_no_time_is_lost_while_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "BEAT", 0.5)  # so that only a halt of a second would be one
+    monkeypatch.setattr(clock, "BEAT", 0.5)  # so that only a stall of a second would count
     with Watchdog.watching(1.0) as watchdog:
         for _ in range(120):
             await anyio.sleep(0.01)

@@ -43,7 +43,7 @@ def test_the_commands_have_flags_that_exist(command: str) -> None:
 
 
 def test_the_checklist_for_gpus_trains_what_exists(tmp_path: Path) -> None:
-    """With an interpreter that shows its arguments: the data is written, and each run has an environment and a model."""
+    """With an interpreter that prints its arguments: data is written, and each run has an environment and a model."""
     shown = tmp_path / "python"
     shown.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} "$@"\necho "$@"\n')
     shown.chmod(0o755)

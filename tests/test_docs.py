@@ -1,4 +1,4 @@
-"""README.md and docs/ say what is there: code that runs, settings that load, links, commands and flags that exist."""
+"""README.md and docs/ match the code: code runs, settings load, and links, commands and flags exist."""
 
 import ast
 import asyncio
@@ -35,13 +35,13 @@ NOT_PARAMETERS = {
     "--dangerously-skip-permissions",
     "--skip-git-repo-check",
 }
-"""Known to every command."""
+"""Flags of every command."""
 MADE = {"settings.md", "commands.md", "index.md", "changelog.md", "contributing.md"}
 """Pages of the site that scripts/docs/pages.py makes."""
 LANGUAGES = {"python", "bash", "yaml", "toml", "json", "jsonl", "text", ""}
-"""What stands in code blocks: run, parsed or loaded below, but for plain text."""
+"""Languages of code blocks: run, parsed or loaded below, except plain text."""
 PROGRAMS = {"source", "pip", "make", "python", "pytest", "ray", "curl", "cd", "export", "git", "uvx"}
-"""What command lines in the documentation may start besides agentrl."""
+"""Programs that command lines in the documentation may start besides agentrl."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -59,7 +59,7 @@ def title(page: Path) -> str:
 
 
 def each(*languages: str) -> list[object]:
-    """Every block of these languages, with its page."""
+    """Return every block of these languages, with its page."""
     return [
         pytest.param(page, code, id=f"{title(page)}-{at}")
         for page in PAGES
@@ -76,7 +76,7 @@ def write_files(page: Path, folder: Path) -> None:
 
 @pytest.fixture
 def desk(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the README and the page name in the first line of a block."""
+    """Make a folder with the files that the README and the page name in the first line of a block."""
     for source in (ROOT / "README.md", page):
         write_files(source, tmp_path)
     for run in ("city", "before", "after"):
@@ -99,7 +99,7 @@ def test_no_block_escapes_these_tests(page: Path) -> None:
 
 
 def takes_processes(code: str) -> bool:
-    """Whether a block starts a sandbox or graders' processes."""
+    """Return true if a block starts a sandbox or graders' processes."""
     return "async with" in code or "grade_many" in code
 
 
@@ -133,7 +133,7 @@ def test_python_blocks_with_processes_run(page: Path, code: str, desk: Path, mon
 
 
 def lines(code: str) -> list[list[str]]:
-    """The command lines of a block as words, without comments."""
+    """Yield the command lines of a block as words, without comments."""
     single = re.sub(r"&&|&$", "\n", code.replace("\\\n", " "), flags=re.MULTILINE).splitlines()
     return [words for line in single if (words := shlex.split(line, comments=True))]
 
@@ -148,12 +148,12 @@ def check_command(name: str, args: list[str]) -> None:
     except click.exceptions.Exit as ended:
         if ended.exit_code:
             raise
-        return  # a flag did all there was to do
+        return  # a flag has done everything
     if "settings" in context.meta:
         values, origins = context.meta["settings"]
         settings = RunSettings.from_parts(values, origins, config=context.params.get("config"))
         purpose = name if name in ("rollout", "eval") else "train"
-        more = {"...", "--slime-script"} & set(args)  # what else is given is not there to be read
+        more = {"...", "--slime-script"} & set(args)  # other inputs do not exist here
         assert more or inapplicable(settings, purpose) == []
 
 
@@ -243,13 +243,11 @@ def known_flags() -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=title)
 def test_flags_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    # Lines that call other programs have flags of their own.
+    # Lines that call other programs have those programs' flags.
     other = r"python -m|pytest|pip install|mypy|\bray (?:start|get-auth-token)|sbatch"
     ours = "\n".join(line for line in text.splitlines() if not re.search(other, line))
     own = {flag for flag in _FLAG.findall(ours) if not flag.startswith("--sglang-")}  # the prefix of SGLang's flags
-    if page.name.startswith(
-        ("coming-from", "slime-")
-    ):  # flags of other trainers; nobody knows them without agentrl.compat
+    if page.name.startswith(("coming-from", "slime-")):  # flags of other trainers, which only agentrl.compat knows
         row_of = optional("agentrl.compat.flags:row_of")
         own = {flag for flag in own if row_of is not None and row_of(flag) is None}
     assert own - known_flags() - NOT_PARAMETERS == set()

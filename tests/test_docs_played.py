@@ -1,4 +1,4 @@
-"""Environments, functions, sources and tutorials that the documentation shows, in real runs."""
+"""Environments, functions, sources and tutorials of the documentation, in real runs."""
 
 import re
 import shutil
@@ -29,7 +29,7 @@ OWN = {
 
 
 def train(kit: RunKit, **settings: object) -> list[dict[str, float]]:
-    """Metrics of a short run in one process, on prompts that are not in a file."""
+    """Return metrics of a short run in one process, on prompts that are not in a file."""
     short = {"num_rollout": 2, "rollout_batch_size": 2, "rollout_max_response_len": 8, "backend": "local"}
     given: dict[str, object] = {**short, "prompt_data": None, "label_key": None, **settings}
     run = kit.start(kit.arguments("run", **given))
@@ -39,7 +39,7 @@ def train(kit: RunKit, **settings: object) -> list[dict[str, float]]:
 
 
 def documented(name: str) -> bool:
-    """Whether the page of metrics names it, or what it begins with; a loss of one's own has its own names."""
+    """Return true if the page of metrics names the metric or its prefix; a user's loss has its own names."""
     page = (ROOT / "docs/metrics.md").read_text()
     named = [re.sub(r"\\?<[^>]*>", ".+", re.escape(code)) for code in re.findall(r"`([^`\n]+)`", page)]
     return any(re.fullmatch(pattern, name) for pattern in named if pattern != "train/.+") or name == "train/log_ratio"
@@ -74,7 +74,7 @@ def test_a_group_function_gives_each_sample_its_own_conversation(tmp_path: Path)
 
 @pytest.fixture
 def tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder with a tiny model, where the commands of a tutorial start."""
+    """Make an empty folder with a tiny model, where the commands of a tutorial start."""
     monkeypatch.chdir(tmp_path)
     assert run(["init", "--skilled", "./model"]) == 0
     return tmp_path

@@ -1,4 +1,4 @@
-"""Errors inside exception groups are found in order, and let out by their own type; others are raised as ours."""
+"""Errors inside exception groups are found in order, and raised by their own type; others are raised as ours."""
 
 import anyio
 import pytest

@@ -1,4 +1,4 @@
-"""Files that are replaced whole: the old one or the new one, and nothing beside it."""
+"""Files that are replaced as a whole: either the old one or the new one exists, and no leftover."""
 
 import errno
 import shutil

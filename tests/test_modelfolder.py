@@ -45,7 +45,7 @@ def written(name: str, content: bytes) -> Callable[[Path], None]:
 
 
 def cut(length: int) -> Callable[[Path], None]:
-    """A download that was broken off."""
+    """An interrupted download."""
     return lambda folder: written(SINGLE, (folder / SINGLE).read_bytes()[:length])(folder)
 
 

@@ -1,4 +1,4 @@
-"""The order in which `make test` deals tests to its processes."""
+"""The order in which `make test` distributes tests among its processes."""
 
 from pathlib import Path
 

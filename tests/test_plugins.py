@@ -1,4 +1,4 @@
-"""Loading user objects by path: every way it can fail says what was looked for and where."""
+"""Loading user objects by path: every failure names what was searched for and where."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_a_file_that_fails_to_import_is_named(tmp_path: Path) -> None:
         load_object(f"{tmp_path}/broken.py:Env", what="--env")
 
 
-def test_a_room_that_is_not_there_is_none_and_its_own_missing_imports_are_errors(
+def test_a_missing_package_is_none_and_its_own_missing_imports_are_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "half_a_room.py").write_text("import no_such_module_anywhere\n")

@@ -56,7 +56,7 @@ def test_the_mask_is_one_exactly_on_model_tokens(prompt: list[int], parts: list[
 
 @given(st.lists(token, min_size=1, max_size=5), st.lists(part, max_size=6), st.booleans())
 def test_kept_sets_stay_with_their_tokens(prompt: list[int], parts: list[Part], later: bool) -> None:
-    """Tokens of the environment, and of turns that were not truncated, have none."""
+    """Tokens of the environment, and of turns without truncated sampling, have none."""
     sample = grow(prompt, parts[: len(parts) // 2], truncated=not later)
     grown = grow(prompt, parts[len(parts) // 2 :])
     for segment in grown.segments:

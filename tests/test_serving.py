@@ -1,4 +1,4 @@
-"""What every server of ours refuses and bounds, seen from a socket."""
+"""Requests that every server of ours refuses, and their limits, tested through a socket."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ async def hold(socket: WebSocket) -> None:
 
 @pytest.fixture(scope="module")
 def limits() -> Iterator[None]:
-    """Small ones, so that tests need not send much nor wait long."""
+    """Set small limits, so that tests need not send much or wait long."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"MAX_BODY": 100_000, "MAX_HEAD": 4096, "READ_TIMEOUT": 1}.items():
             patch.setattr(serving, name, value)
@@ -59,7 +59,7 @@ def address(limits: None) -> Iterator[tuple[str, int]]:
 
 @contextlib.contextmanager
 def running(name: str) -> Iterator[tuple[str, int]]:
-    """A server that was told that it is `name`."""
+    """Run a server that was started with the name `name`."""
     routes = [Route("/", echo, methods=["GET", "POST"]), WebSocketRoute("/socket", hold)]
     app = Guarded(Starlette(routes=routes), name)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -107,7 +107,7 @@ def test_the_name_that_it_was_started_with_is_known() -> None:
 
 
 NEIGHBOUR = {"origin": "http://localhost:3000", "sec-fetch-site": "cross-site"}
-"""What a browser says of a page of this machine that asks 127.0.0.1."""
+"""The headers that a browser sends if a page of this machine requests 127.0.0.1."""
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_what_does_not_come_is_not_waited_for(address: tuple[str, int], content:
 
 
 def test_the_next_head_is_not_waited_for_either(address: tuple[str, int]) -> None:
-    """Nor does it help to send it byte by byte; a whole one in time is served."""
+    """Sending it byte by byte does not help. A complete head in time is served."""
     client = HTTPConnection(*address, timeout=120)
     for number in (1, 2):
         client.request("POST", "/", str(number), JSON)
@@ -193,7 +193,7 @@ def test_the_next_head_is_not_waited_for_either(address: tuple[str, int]) -> Non
 
 
 def is_closed_after(connection: socket.socket, byte: bytes) -> bool:
-    """Whether the server has closed: with an end, or with a reset if a byte came between."""
+    """Return true if the server has closed the connection: with EOF, or with a reset if a byte arrived in between."""
     try:
         connection.sendall(byte)
         return connection.recv(1000) == b""
@@ -204,7 +204,7 @@ def is_closed_after(connection: socket.socket, byte: bytes) -> bool:
 
 
 def test_a_head_without_an_end_is_cut_off(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "READ_TIMEOUT", 1000)  # for its size, not for the time that it takes
+    monkeypatch.setattr(serving, "READ_TIMEOUT", 1000)  # limited by size, not by time
     head = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 10_000
     with send(address, head) as connection, contextlib.suppress(ConnectionError):
         assert connection.recv(1000) == b""

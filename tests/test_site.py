@@ -1,4 +1,4 @@
-"""The documentation as a site: built without a warning, and without anything from elsewhere."""
+"""The documentation as a site: built without a warning, and without external resources."""
 
 import html
 import os

@@ -1,4 +1,4 @@
-"""Why an event loop stood still: what is seen of threads, stopped processes and held interpreters."""
+"""Causes of a blocked event loop: threads, stopped processes and a held GIL."""
 
 import asyncio
 import os
@@ -32,9 +32,9 @@ def times(now: float, cpu: float, delay: float = 0.0, switches: int = 0, **other
         (times(0.1, 0.05, 0.05), "its own code"),  # it computes beside another program
         (times(0.1, 0.0, switches=1), "its own code"),  # it sleeps, or waits for a socket
         (times(0.1, 0.0, switches=1, trainer=40.1), "its own code"),  # it sleeps while another thread works
-        (times(5.0, 5.0), "its own code"),  # it holds the interpreter itself, in C
+        (times(5.0, 5.0), "its own code"),  # it holds the GIL itself, in C
         (times(0.1, 0.01, 0.09), "other programs on the processor"),
-        (times(0.1, 0.0, switches=20, trainer=40.09), "another thread"),  # it asks for the interpreter every 5 ms
+        (times(0.1, 0.0, switches=20, trainer=40.09), "another thread"),  # it asks for the GIL every 5 ms
         (times(5.0, 0.0, switches=1, trainer=44.9), "another thread"),
         (times(5.0, 0.0, trainer=40.0), "a stopped process"),
     ],
@@ -59,7 +59,7 @@ def receive() -> None:
 
 
 def hold_the_interpreter(seen: threading.Event) -> None:
-    """In C, a second or longer at a time, as a pattern that backtracks does; until that has been seen."""
+    """Hold the GIL in C, a second or longer at a time, by a backtracking pattern, until the watchdog has seen it."""
     size = 20
     while not seen.is_set():
         began = time.monotonic()
@@ -76,7 +76,7 @@ async def test_code_that_keeps_the_loop_itself_is_to_blame(block: Callable[[], N
         await anyio.lowlevel.checkpoint()
     assert call.overdue
     await anyio.sleep(0.2)
-    assert not set(watchdog.stalls) - {"step", "other programs on the processor"}  # a loaded machine
+    assert not set(watchdog.stalls) - {"step", "other programs on the processor"}  # on a loaded machine
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ async def test_a_thread_that_holds_the_interpreter_is_named_and_nobody_charged()
         seen.set()
         assert "blocked" not in call.verdict
         await anyio.sleep(0.2)
-    beside = {"other programs on the processor"}  # of a loaded machine
+    beside = {"other programs on the processor"}  # on a loaded machine
     assert set(told) - beside == {"another thread"}
     assert "held the interpreter" in told["another thread"]
     assert set(watchdog.stalls) - beside <= {"another thread", "unseen"}

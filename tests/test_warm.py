@@ -1,4 +1,4 @@
-"""Processes from `warm.python()` are as those of an interpreter, whether or not the tests run with `--warm`."""
+"""Processes from `warm.python()` behave like those of an interpreter, with and without `--warm`."""
 
 import contextlib
 import os

@@ -8,7 +8,7 @@
 4. `recover` resets the rows to a checkpoint of step c. Groups trained after c become completed again, or waiting if
    their samples were pruned. After the first step with pruned samples the weights will differ, so completed groups of
    later versions become waiting, too. Leased groups become waiting.
-5. The position in the prompt data is the number of rows; it is stored nowhere else.
+5. The position in the prompt data is the number of groups; it is stored nowhere else.
 6. `step` is a training step, from 0. A checkpoint of step c covers every group trained at a step <= c. `version` is the
    version of the weights under which a group was leased: the number of rollouts that the weights were trained on."""
 
@@ -37,7 +37,8 @@ from agentrl.sample import Sample
 SUCCESS = 0.5  # least reward of a successful trajectory
 
 PlaceOf = Callable[[int], tuple[int, int | None] | None]
-"""Number of a new group -> its epoch and prompt row (None if the caller has the prompt), or None at the end of the data."""
+"""Number of a new group -> its epoch and prompt row, or None after the end of the data. The row is None if the caller has
+the prompt."""
 
 
 class State(StrEnum):
@@ -250,13 +251,13 @@ class Ledger(LedgerFile):
         return data
 
     def handed(self, pending: Collection[int]) -> None:
-        """Record that the data source's file covers all groups completed so far, except the `pending` groups."""
+        """Record that the data source's saved state has all groups completed so far, except the `pending` groups."""
         found = "json_object('last', max(seq), 'pending', json(?)) FROM events"
-        with self._write() as db:  # no group completes during the transaction, and `pending` is read in it
+        with self._write() as db:  # reads `pending` inside: no group may complete in between
             db.execute(f"INSERT OR REPLACE INTO meta SELECT 'handed', {found}", (orjson.dumps(list(pending)).decode(),))
 
     def not_handed(self) -> list[LedgerLease]:
-        """Return the groups of a source with samples that the last `handed` does not cover, in order of completion."""
+        """Return completed groups, made from a source's samples, that the last `handed` does not cover."""
         query = """SELECT group_id FROM groups JOIN starts USING (group_id) JOIN payloads USING (group_id) JOIN meta
             ON key='handed' WHERE completed > json_extract(value, '$.last')
             OR group_id IN (SELECT j.value FROM json_each(meta.value, '$.pending') j) ORDER BY completed"""
@@ -288,7 +289,7 @@ class Ledger(LedgerFile):
     def recover(self, checkpoint_step: int | None, batch: int | None = None) -> None:
         """Reset the rows to a checkpoint (see the module). Call it once after opening the ledger of an earlier process.
         `checkpoint_step`: last step that the loaded checkpoint covers; None if training starts without a checkpoint.
-        `batch`: groups of a step; if it changed, no later step keeps the groups that were assigned to it. Raises
+        `batch`: groups of a step; if it changed, groups of later steps lose their step. Raises
         LedgerError: the checkpoint is newer than every step of this ledger, so it is another run's."""
         covered = -1 if checkpoint_step is None else checkpoint_step
         with self.transaction() as db:
@@ -307,7 +308,7 @@ class Ledger(LedgerFile):
             remade = self._each(db, late.format("NOT IN"), (covered,), State.WAITING, "samples pruned")
             if remade:
                 # From step `first` on, the weights differ from the weights that the earlier process trained.
-                later, why = "state='completed' AND version>?", "weights of another life"
+                later, why = "state='completed' AND version>?", "weights of an earlier process"
                 remade += self._each(db, later, (first,), State.WAITING, why)
                 db.execute("UPDATE groups SET train_step=NULL WHERE state='completed' AND train_step>?", (first,))
                 forget(db, remade, starts=False)
@@ -333,7 +334,7 @@ class Ledger(LedgerFile):
         return [row[0] for row in rows]
 
     def kept(self, step: int) -> Kept:
-        """Count the completed groups, by version, and their tokens that wait for training at `step` or later."""
+        """Count the completed groups that wait for training at `step` or later, by version, and their tokens."""
         waits = "state='completed' AND (train_step IS NULL OR train_step >= ?)"
         query = f"SELECT version, count(*), coalesce(sum(tokens), 0) FROM groups WHERE {waits} GROUP BY version"
         with self.transaction() as db:
@@ -396,7 +397,7 @@ class Ledger(LedgerFile):
         state = State(row[0])
         if to not in MOVES[state] or state is not (only or state):
             why = f" ({row[2]})" if row[2] else ""
-            allowed = ", ".join(sorted(MOVES[state])) or "nothing else"
+            allowed = ", ".join(sorted(MOVES[state] - {to})) or "nothing else"
             raise LedgerError(f"group {group_id} is {state}{why} and cannot become {to}; it may become {allowed}")
         values = (to, reason, time.time(), group_id)
         db.execute("UPDATE groups SET state=?, reason=?, updated_at=? WHERE group_id=?", values)

@@ -3,9 +3,9 @@
 1. Ids that the model sampled are never decoded and encoded again.
 2. If the template would rewrite history under policy `split`, `append_messages` closes the sample and continues in a
    sibling with the same `rollout_id`. `earlier` holds the closed samples.
-3. `restart` also begins a sibling. Its prompt is other messages in place of the conversation.
+3. `restart` also begins a sibling. Its prompt is the given messages instead of the conversation.
 4. A client that sends its whole conversation each time is recognised by content (`continued`).
-5. One task at a time uses a conversation."""
+5. A conversation is not safe for concurrent tasks."""
 
 import copy
 import sys
@@ -60,7 +60,7 @@ class Conversation:
             raise _too_long(f"at least {least}", most)
         self._chat, self._tools, self._session = chat, tools, ChatSession(chat, messages, tools)
         self.sample = sample  # the sample that grows
-        self.context_length = context_length  # maximum tokens of prompt and response together
+        self.context_length = context_length  # maximum tokens of prompt and response together, plus 1
         self.earlier: list[Sample] = []  # the samples that `sample` was split from, oldest first
         self.messages: list[Message] = []  # the whole conversation as it was given and parsed
         self.turns = 0  # number of turns of the model
@@ -165,7 +165,7 @@ class Conversation:
         """Return the new part of `messages`, or None if `messages` does not begin with this conversation.
 
         Messages are compared in their normal form. Each model turn must appear, as the text of `record_shown_text` or
-        in its parsed form. The new part has no other turns, so only the conversation with the longest history continues.
+        in its parsed form. The new part has no model turns, so only the conversation with the longest history matches.
         `same_list`: `messages` is the list object with which the conversation began. The client maintains this list: it
         may have the model's turns in any form, or lack them."""
         known, told = self.messages, self._told
@@ -173,7 +173,7 @@ class Conversation:
             messages, known = _without_assistant(messages), _without_assistant(known)
             told = {}
         elif len(known) - 1 not in told:
-            return None  # the model's turn is still to come
+            return None  # the client does not have the last turn yet
         begin, new = normalise_messages(messages[: len(known)]), list(messages[len(known) :])
         if len(begin) < len(known) or (not same_list and len(_without_assistant(new)) < len(new)):
             return None
@@ -183,7 +183,7 @@ class Conversation:
 
 
 def _says(given: Message, turn: Message, told: str | None) -> bool:
-    """Return true if an assistant message is a turn of the model, in the text that the client got for the turn."""
+    """Return true if `given` is the model's turn, with the text that the client got for it."""
     calls = given.get("tool_calls")
     return given["role"] == "assistant" and given["content"] == told and calls in (None, turn.get("tool_calls"))
 

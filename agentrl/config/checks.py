@@ -107,8 +107,8 @@ def experts(s: Sections, model: ModelInfo | None) -> Iterator[str]:
     tensor, pipeline, world = train.tensor_model_parallel_size, train.pipeline_model_parallel_size, s.cluster.world_size
     if (parts > 1 or train.expert_tensor_parallel_size) and world % (product := parts * cut * pipeline):
         yield (
-            f"{world} trainer processes cannot hold experts in expert {parts} x expert tensor {cut} x pipeline "
-            f"{pipeline} = {product} parts; change --expert-model-parallel-size or --expert-tensor-parallel-size"
+            f"{world} trainer processes are no multiple of expert {parts} x expert tensor {cut} x pipeline "
+            f"{pipeline} = {product}; change --expert-model-parallel-size or --expert-tensor-parallel-size"
         )
     if model and (model.experts or 1) % parts:
         sizes = ", ".join(map(str, _divisors(model.experts or 1)))
@@ -155,14 +155,14 @@ def engine_groups(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     started, evaluates = s.engine.started_groups, "eval" in s.engine.engine_groups
     if started and (s.cluster.colocate or s.engine.engine in ("external", "openai")):
         why = "--colocate" if s.cluster.colocate else f"--engine {s.engine.engine}"
-        yield f"--engine-groups {next(iter(started))}: {why} starts no more engines; start them, and give their addresses"
+        yield f"--engine-groups {next(iter(started))}: not with {why}; start the engines yourself, and give their addresses"
     if s.engine.engine_groups and s.engine.engine == "openai":
         yield "--engine-groups: a hosted model has no token ids to share with them; leave it out"
     for flag, given in {"--colocate": s.cluster.colocate, "--rollout-workers": s.cluster.rollout_workers > 1}.items():
         if evaluates and given:
             yield f"--engine-groups eval with {flag}: not supported; leave one of them out"
     if s.rollout.eval_while_training and any(map(s.compat.compat_options.get, _SLIMES)):
-        yield "--eval-while-training with slime's functions: they know one rollout id at a time; leave one of them out"
+        yield "--eval-while-training: slime's functions know one rollout id at a time; leave out the flag or the functions"
     if s.rollout.eval_while_training and not evaluates:
         yield "--eval-while-training: evaluation needs engines of its own; give --engine-groups eval=1, or leave it out"
 
@@ -216,8 +216,8 @@ def staleness(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     if masked and not s.rollout.partial_rollout:
         yield "--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout; set both or none"
     if kept is not None and (masked or kept >= allowed):
-        why = f"--max-staleness {allowed} allows none that is staler"
-        why = "--mask-offpolicy-in-partial-rollout masks them all" if masked else why
+        why = f"--max-staleness {allowed} allows no older token"
+        why = "--mask-offpolicy-in-partial-rollout masks all older tokens" if masked else why
         yield f"--max-token-staleness {kept} has no effect: {why}; leave it out"
 
 
@@ -232,7 +232,7 @@ def on_policy(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     if s.rollout.max_staleness or s.rollout.partial_rollout:
         yield "--true-on-policy-mode trains what the newest weights sampled; use --max-staleness 0 without --partial-rollout"
     if s.rollout.rollout_top_p < 1 or s.rollout.rollout_top_k > 0:
-        yield f"--true-on-policy-mode: {same} where sampling is cut off; leave --rollout-top-p and --rollout-top-k out"
+        yield f"--true-on-policy-mode: {same} with truncated sampling; leave --rollout-top-p and --rollout-top-k out"
     for part in ("tensor_model_parallel_size", "context_parallel_size"):
         if getattr(s.train, part) > 1:
             yield f"{flag_of(part)} above 1: {same} with --true-on-policy-mode; use 1"
@@ -252,7 +252,7 @@ def devices(s: Sections, _: ModelInfo | None) -> Iterator[str]:
         yield f"{said}; use --engine sglang --colocate, or leave it out"
     stages = {"pp_size", "pipeline_parallel_size"} & {name.replace("-", "_") for name in s.engine.sglang_options}
     if s.cluster.update_weight_mode == "ipc" and stages:
-        yield f"--update-weight-mode ipc: SGLang takes a handle for each rank of one stage; leave {flag_of(f'sglang_{min(stages)}')} out"
+        yield f"--update-weight-mode ipc: SGLang supports it with one pipeline stage only; leave {flag_of(f'sglang_{min(stages)}')} out"
     most = s.cluster.num_gpus_per_node
     for name in ("actor_num_gpus_per_node", "critic_num_gpus_per_node"):
         if most is not None and (asked := getattr(s.cluster, name) or 0) > most:
@@ -267,7 +267,7 @@ def adapters(s: Sections, _: ModelInfo | None) -> Iterator[str]:
         if getattr(s.train, name):
             yield f"{flag_of(name)}: with --lora-rank adapters learn and nothing else; --target-modules says which layers have one"
     if s.train.ref_update_interval:
-        yield "--ref-update-interval: with --lora-rank the reference stays --ref-load's, or the model without its adapter; leave it out"
+        yield "--ref-update-interval: with --lora-rank the reference is fixed (--ref-load, or the model without its adapter); leave it out"
     if s.train.optimizer == "muon":
         yield "--optimizer muon: adapters learn by adam; leave it out with --lora-rank"
     if (mode := s.engine.pause_generation_mode) != "abort" and s.engine.engine != "embedded":
@@ -283,7 +283,7 @@ def one_process(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     if s.engine.engine == "embedded" and (wanted := s.cluster.rollout_num_gpus) > 1:
         yield f"--backend local has one built-in engine, and --rollout-num-gpus is {wanted}; use --backend ray"
     if s.cluster.rollout_workers > 1:
-        yield "--backend local plays in its own process; use --backend ray for --rollout-workers above 1"
+        yield "--backend local generates in its own process; use --backend ray for --rollout-workers above 1"
     threads = s.train.train_threads, s.engine.embedded_threads
     if len({*threads} - {None}) > 1:
         yield (
@@ -309,15 +309,15 @@ def teacher(s: Sections, _: ModelInfo | None) -> Iterator[str]:
         yield from (f"--opd-teacher-load: {said}" for said in _model_splits(held, s.train))
     key = s.rollout.opd_privileged_key
     if given == ["self"] and key is None:
-        yield "--opd-type self: a model learns nothing from itself unless it sees more: name it with --opd-privileged-key"
+        yield "--opd-type self: the teacher must see more than the student; name that entry with --opd-privileged-key"
     if key is not None and given not in (["self"], ["sglang"]):
         yield f"--opd-privileged-key {key}: only --opd-type self and --opd-teacher-url show it to a teacher; set one of them"
     if "{text}" not in s.rollout.opd_privileged_prompt:
         yield "--opd-privileged-prompt must hold {text}, where the entry of --opd-privileged-key goes"
     if given in (["sglang"], ["self"]) and (temperature := s.rollout.rollout_temperature) != 1:
         yield (
-            f"--rollout-temperature {temperature:g} with {flags}: SGLang says log-probs of given "
-            "tokens at temperature 1 only; use 1, or --opd-teacher-load, to whose logits the temperature is applied as well"
+            f"--rollout-temperature {temperature:g} with {flags}: SGLang scores given tokens "
+            "at temperature 1 only; use 1, or --opd-teacher-load, which applies the temperature"
         )
 
 
@@ -358,7 +358,7 @@ def hosted(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     for name in filter(s.compat.compat_options.get, _SLIMES):
         yield f"{name} with --engine openai: {_NO_IDS}; leave it out"
     if s.cluster.rollout_workers > 1:
-        yield "--rollout-workers with --engine openai: one process plays with a hosted model; leave it out"
+        yield "--rollout-workers with --engine openai: one process only uses a hosted model; leave it out"
 
 
 CHECKS: tuple[Check, ...] = (
@@ -408,7 +408,7 @@ def absent(s: Sections, purpose: str) -> Iterator[str]:
 
 
 def _elsewhere(name: str, kind: str) -> str:
-    """Return the nearest names beside a path whose folder exists; for a name of the Hugging Face Hub, how to fetch it."""
+    """Return a hint for a missing path: similar names, or the command that fetches it from the Hugging Face Hub."""
     folder, last = os.path.split(os.path.expanduser(name))
     if os.path.isdir(folder or "."):
         close = difflib.get_close_matches(last, sorted(os.listdir(folder or ".")), 2)
@@ -418,7 +418,7 @@ def _elsewhere(name: str, kind: str) -> str:
             return f"; {folder} has no {last}"
     if not re.fullmatch(r"[\w-]+/[\w.-]+", name) or name.endswith((".jsonl", ".parquet")):
         return ""
-    return f"; a run downloads nothing: if this is a name on the Hub, `agentrl fetch {name} DIR{kind}` does"
+    return f"; a run downloads nothing; if this is a name on the Hub, use `agentrl fetch {name} DIR{kind}`"
 
 
 def untrainable(s: Sections) -> Iterator[str]:
@@ -433,7 +433,7 @@ def untrainable(s: Sections) -> Iterator[str]:
     if s.rollout.replays_truncation and (itself or s.rollout.opd_teacher_url):
         yield (
             f"{_TEACHERS['self' if itself else 'sglang']} with --rollout-top-p or --rollout-top-k: such a teacher's log-probs "
-            "are over the whole vocabulary, those of the student among what was kept of it; use --opd-teacher-load, or leave these out"
+            "are over the whole vocabulary, the student's over the tokens that sampling kept; use --opd-teacher-load, or leave top-p and top-k out"
         )
     if "preferred_sampling_params" in {name.replace("-", "_") for name in s.engine.sglang_options}:
         said = "--sglang-preferred-sampling-params: penalties and the like change what is sampled from,"
@@ -446,8 +446,8 @@ def untrainable(s: Sections) -> Iterator[str]:
                 "near the reference; use --kl-loss-type low_var_kl, or add --use-unbiased-kl"
             )
         if kind == "k2" and unbiased:
-            said = "--use-unbiased-kl with --kl-loss-type k2: the gradient of k2 is unbiased by itself,"
-            yield f"{said} and is not with the ratio; leave one of them out"
+            said = "--use-unbiased-kl with --kl-loss-type k2: k2's gradient is already unbiased,"
+            yield f"{said} and the ratio would bias it; leave one of them out"
     if "teacher_log_probs" in algorithm.reads and not (itself or s.rollout.opd_teacher_url or s.train.opd_teacher_load):
         yield f"{algorithm.name} needs a teacher here: give {' or '.join(_TEACHERS.values())}"
     yield from _demonstrations(s, algorithm.supervised)
@@ -462,7 +462,7 @@ def untrainable(s: Sections) -> Iterator[str]:
 
 
 def _demonstrations(s: Sections, supervised: bool) -> Iterator[str]:
-    """Check a run on conversations, which have no log-probs and rewards, and are learned once per epoch."""
+    """Check an SFT run: conversations have no log-probs or rewards, and one sample each."""
     if s.data.sft_turns is None:
         return
     given, flat = f"--sft-turns {s.data.sft_turns}", s.flat()

@@ -1,6 +1,6 @@
 """The members (engines) of a pool with their states: which of them get requests, and which weights they have. A member
 is lost if a connection to it is refused or lost, or if it does not answer probes: its calls in flight fail. It gets
-requests again after a probe finds it with the weights of `version` (`regain`)."""
+requests again after `regain` found or loaded the weights of `version`."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -54,7 +54,7 @@ class EngineRegistry(LoadBalancer[EngineClient]):
         if member.weights == "current":
             member.weights, self.lost_at = "unknown", anyio.current_time()
             self.counts["lost"] += 1
-        member.break_off()  # also if it was lost before: without usable members, it still gets requests
+        member.break_off()  # also if it was lost before: it gets requests if no member is usable
 
     def mark_stale(self, member: EngineClient) -> None:
         """Mark a member as stale: it answered with other weights than the current ones."""
@@ -72,8 +72,8 @@ class EngineRegistry(LoadBalancer[EngineClient]):
 
     async def regain(self, member: EngineClient, *, follows: bool = False) -> None:
         """Recover a lost member that answers again. If it has other weights, it loads the current folder. If the
-        current weights are not a folder, it waits for the next update. With `follows`, another pool does this, and
-        this pool waits for the weights. Raises EngineFailure: the member is lost again, or refuses the weights."""
+        current weights are not a folder, it stays stale until the next update. With `follows`, another pool
+        loads the weights; this pool only checks for them. Raises EngineFailure: the member is lost again, or refuses the weights."""
         has = (await member.model_info()).get("weight_version")
         if self.version is not None and has != self.version:
             member.weights = "stale"

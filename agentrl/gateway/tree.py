@@ -124,11 +124,11 @@ class Reading:
     """A request in the normal form.
 
     Attributes:
-        messages: the messages, in roles that the chat template shows.
+        messages: the messages, in roles that the chat template supports.
         keys: a key for each prefix of the messages.
         tools, digest: the tools and their key.
         agent: the agent's name.
-        found: the node that the request continues, and the number of repeated messages; None for a new root."""
+        found: the node that the request continues, and the number of repeated messages; None: no node."""
 
     messages: list[Message]
     keys: tuple[Key, ...]
@@ -146,7 +146,7 @@ class Reading:
 
 
 class SessionTree:
-    """The model turns of one session, for one task at a time. `images`: the images of all messages, by hash."""
+    """The model turns of one session; not safe for concurrent tasks. `images`: the images of all messages, by hash."""
 
     def __init__(self, chat: Chat, roles: Roles) -> None:
         self._chat, self._roles = chat, roles
@@ -232,8 +232,8 @@ class SessionTree:
         return None
 
     def _extended(self, found: tuple[TurnNode, int], messages: list[Message], keys: tuple[Key, ...]) -> TurnNode | None:
-        """Return a child of the node in `found`; None if the request needs a new root. That is so if the template would
-        rewrite the node's history, or if new assistant messages have calls or need another form for the template."""
+        """Return a child of the node in `found`; None if the request needs a new root: the template would rewrite
+        the node's history, or new assistant messages have calls or need another form for the template."""
         node, end = found
         new = messages[end:]
         node.delivered = True
@@ -300,7 +300,7 @@ class SessionTree:
             node.parent.children.append(node)
 
     def overflowed(self, node: TurnNode) -> None:
-        """Note that a pending node's prompt does not fit. If no later turn is sampled, it ends the conversation."""
+        """Note that a pending node's prompt does not fit. If no later turn is sampled, the parent's Sample ends with `context`."""
         if node.parent is not None:
             self._full[node.family_root] = node.parent
 
@@ -344,7 +344,7 @@ class SessionTree:
     def roots(self) -> dict[TurnNode, Role]:
         """Return the roots in order, with their roles."""
         roots = [node for node in self.nodes.values() if node.parent is None]
-        first = {root.family: root for root in reversed(roots)}  # the request that opened a family may have failed
+        first = {root.family: root for root in reversed(roots)}  # `family` itself may be gone: its request failed
         families = [node for node in roots if first[node.family] is node and not node.agent]
         main = next((node for node in families if node.has_tools), families[0] if families else None)
         if main is not None and not main.has_tools and any(node.has_tools for node in roots):
@@ -377,7 +377,7 @@ class SessionTree:
         return found, +counts
 
     def dropped(self, rewarded: Container[int]) -> dict[TurnNode, str]:
-        """Return each node's reason not to train, or "" (docs/gateway.md). `rewarded`: numbers of rewarded roots."""
+        """Return for each node why it is not trained, or "" (docs/gateway.md). `rewarded`: numbers of rewarded roots."""
         reasons = {root: "side" if role == "side" else "unrewarded" for root, role in self.roots().items()}
         reasons = {root: "" if root.number in rewarded else reason for root, reason in reasons.items()}
         for node in self.nodes.values():
@@ -472,7 +472,7 @@ def _meant(same: Sequence[TurnNode], told: Message) -> TurnNode:
 
 
 def _with_own_ids(new: Sequence[Message], told: Message, node: TurnNode) -> list[Message]:
-    """Return `new` with the parser's ids of the calls in place of the agent's. Calls are matched by position."""
+    """Return `new` with the parser's call ids instead of the agent's. Calls are matched by position."""
     own = dict(zip((call.get("id") for call in told.get("tool_calls", ())), node.calls, strict=False))
     return [
         {**message, "tool_call_id": own[given]} if (given := message.get("tool_call_id")) in own else message

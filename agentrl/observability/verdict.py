@@ -4,7 +4,7 @@
    The noise comes from the larger of two variances: between rollouts, and within groups.
 2. If the outcome is "got worse" or "did not learn", the verdict names the first of `CAUSES` that holds. In this list, a
    cause comes before its consequences.
-3. A missing `rollout/` metric counts as 0. Rollouts without another metric are left out of its trend. If all rollouts
+3. A missing `rollout/` metric counts as 0. For any other metric, rollouts that lack it are left out. If all rollouts
    lack the metric, the trend is NaN, and every comparison with it is false."""
 
 import math
@@ -18,7 +18,7 @@ Outcome = Literal["learned", "stayed high", "got worse", "did not learn", "too s
 _MIN_ROLLOUTS, _WINDOW = 6, 3
 _MOVES = ("rollout/reward", "rollout/model_tokens", "train/entropy")
 _SURE, _HIGH = 2.5, 0.8
-"""A change above `_SURE` standard errors is not noise. A share of solved trajectories from `_HIGH` on is high."""
+"""A change above `_SURE` standard errors is not noise. A share of solved trajectories of at least `_HIGH` is high."""
 
 
 class RunVerdict(NamedTuple):
@@ -45,7 +45,7 @@ class Trend(NamedTuple):
 
     start: float  # mean over the first window of rollouts
     end: float  # mean over the last window
-    top: float  # mean over the window with the highest
+    top: float  # highest mean over a window
     mean: float  # over all rollouts
     peak: float  # largest absolute value
     noise: float  # standard error of the difference of two windows
@@ -133,7 +133,7 @@ CAUSES = (
         "tools fail",
         lambda f: f.useless_calls >= 0.5,
         "{f.useless_calls:.0%} of the tool calls did not work",
-        "agentrl check --play, which shows what a tool answers; for calls that are not understood --tool-call-parser",
+        "agentrl check --play, which shows what a tool answers; or --tool-call-parser, if calls are not parsed",
     ),
     Cause(
         "engine and trainer differ",
@@ -160,7 +160,7 @@ CAUSES = (
     Cause(
         "no reward",
         lambda f: f["rollout/zero_std_groups"].steady >= 0.9 and abs(f["rollout/reward"].mean) < 0.05,
-        "the mean reward was {f[rollout/reward].mean:.2g}, and equal within {f[rollout/zero_std_groups].steady:.0%} of the groups",
+        "the mean reward was {f[rollout/reward].mean:.2g}, and rewards were equal within {f[rollout/zero_std_groups].steady:.0%} of the groups",
         "agentrl grade on a right answer; then easier prompts, or agentrl sft before the run",
     ),
     Cause(

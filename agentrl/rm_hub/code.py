@@ -1,7 +1,8 @@
 """`code`: unit tests of submitted Python, in the sandbox.
 
 1. The last code block of the answer is tested (the last block that defines the tested name, if the name is known).
-2. The submission sees no tests or verdicts. Outputs are compared here. Other tests run in a second sandbox, on proxies.
+2. The submission sees no tests or verdicts. Printed outputs are compared in this process. Other tests run in a second
+   sandbox, on proxies.
 3. Each test has a deadline. After an overrun or a crash the submission is loaded again.
 4. A test that cannot run, or that passes without using the submission, is a `grader_bad_label`.
 5. Limits: if tests use a class by name, its operators are the submission's code. Arguments are passed by value, but the

@@ -51,7 +51,7 @@ class GroupPlayer:
         # Players of one process share the limit of concurrent trajectories and the event loop.
         limit = beside.limit if beside else anyio.CapacityLimiter(context.settings.rollout_max_concurrency)
         self.limit: anyio.CapacityLimiter = limit
-        # Each step of the loop starts one group and one trajectory: requests are sent while prompts render.
+        # Each iteration of the event loop starts one group and one trajectory, so that rendering delays no request.
         self.next_group: anyio.Lock = beside.next_group if beside else anyio.Lock()
         self.next_trajectory: anyio.Lock = beside.next_trajectory if beside else anyio.Lock()
 
@@ -62,7 +62,7 @@ class GroupPlayer:
         settings, tally = self.context.settings, tally or Tally()
         async with self.next_group:
             pass
-        # `evaluate` makes the startup check of evaluations.
+        # For evaluations, `evaluate` makes the startup check.
         watching = nullcontext() if evaluation else self.startup_check.playing(tally)
         with watching, entered_runner(self.grader.runner):
             flat = await _Play(self, self.context.params(evaluation=evaluation), evaluation, tally).group(samples)
@@ -171,7 +171,7 @@ class _Play:
             async with recording(recorder):
                 call = generate.call_one(context.args, sample, self.params, self.evaluation)
                 try:
-                    # The deadline is the trajectory's.
+                    # No timeout here: the trajectory's deadline applies.
                     generated = await guarded(call, what=generate.name, failure=EnvFailure)
                 except Failure:
                     recorder.rescue(sample)
@@ -186,7 +186,7 @@ class _Play:
         return generated
 
     async def _whole_group(self, samples: Group) -> list[Group]:
-        """Call the group form of a custom generate function, with one deadline and one failure for all samples."""
+        """Call the group form of a custom generate function, with one deadline; a failure is of all samples."""
         assert self.player.generate is not None
         generate, name = self.player.generate, self.player.generate.name
         if all(sample.finished for sample in samples):
@@ -212,7 +212,7 @@ class _Play:
             self._drop(failure)
 
     def _drop(self, failure: Failure) -> NoReturn:
-        """Raise a failure that stops the run, or drop the group for it."""
+        """Raise the failure if its action is `raise`; otherwise raise DropGroup."""
         if self._settings.action(failure.blame) is FailureAction.RAISE:
             raise failure
         raise DropGroup(f"{failure.blame}/{failure.kind}") from failure
@@ -242,14 +242,14 @@ class _Play:
 
 
 def _seen(members: list[Sample], generate: GenerateFunction | str | None) -> list[Sample]:
-    """Return the samples to grade: all of a generate function, but only the leader of an environment or agent."""
+    """Return the samples to grade: all from a generate function, otherwise only the leader."""
     first = leader(members)
     return [first] if generate is None or "gateway" in first.metadata else members
 
 
 def _fresh(sample: Sample, attempt: int) -> Sample:
-    """Return a pending copy of a leased sample; it shares nothing with the sample or with an earlier attempt. The copy
-    of a finished sample, which a data source gives for reuse, stays finished."""
+    """Return an independent copy of a leased sample. The copy is pending, or stays finished if the data source gave a
+    finished sample."""
     copy = deepcopy(sample)
     if sample.finished:
         return copy

@@ -51,13 +51,13 @@ class Process:
         return self
 
     async def ask(self, request: bytes, wall: float) -> RunResult:
-        """Run a request within `wall` seconds. If cancelled, call `end`. Raises NeverBegun: the process had ended."""
+        """Run a request within `wall` seconds. If the call is cancelled, the caller must call `end`. Raises NeverBegun: the process had ended."""
         start = time.perf_counter()
         answer: dict[str, Any] = {"stdout": "", "stderr": "", "outcome": "timeout", "returncode": None}
         try:
             # The jailer keeps the deadline. This later deadline is for a jailer that has ended or is starved.
             with anyio.move_on_after(wall + _GRACE_SECONDS):
-                with contextlib.suppress(_Closed):  # the last answer may still be read
+                with contextlib.suppress(_Closed):  # an answer may still wait in the socket
                     await self._send(request)
                 answer = await self._receive()
         except _Closed:
@@ -115,12 +115,12 @@ class Process:
 
 
 def encode_request(code: str, stdin: str, wall: float) -> bytes:
-    """Return the bytes of a request; more than `frames.LARGEST` only if the code is too long. Raises SandboxInput:
+    """Return the bytes of a request. They exceed `frames.LARGEST` only if the code is too long. Raises SandboxInput:
     `stdin` is too long, or cannot be encoded."""
     try:
         stdin.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        said = f"stdin: character {error.start} is {stdin[error.start]!a}, half of a pair that UTF-8 cannot express"
+        said = f"stdin: character {error.start} is {stdin[error.start]!a}, a lone surrogate, which UTF-8 cannot encode"
         remedy = 'make the text with bytes.decode("utf-8", "replace"), or leave it out'
         raise SandboxInput(f"{said}; {remedy}") from error
     request = frames.encode({"code": code, "stdin": stdin, "wall_seconds": wall})
@@ -178,4 +178,4 @@ async def check_confined(run: Callable[[str], Awaitable[RunResult]]) -> None:
     except ValueError as error:
         raise SandboxUnavailable(f"a trial program printed {result.stdout[:200]!r}") from error
     if reached or taken:
-        raise SandboxUnavailable(f"a trial program could reach {', '.join(reached)}")
+        raise SandboxUnavailable(f"a trial program could reach {', '.join(reached) or 'a file of the host'}")

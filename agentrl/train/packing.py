@@ -2,7 +2,7 @@
 
 1. Every sample is in one microbatch of one rank. Ranks have equal numbers of microbatches, some only with padding.
 2. Samples with a common prefix stay together if memory and balance allow it, so that the prefix is computed once.
-3. Token counts include the padding to `alignment`. Memory limits the tokens of a microbatch. Work is balanced."""
+3. Token limits and work count the padding to `alignment`. Memory limits the tokens of a microbatch. Work is balanced."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from agentrl.errors import TrainError
 from agentrl.train.tree import SharedPrefixes, Tree
 
 Microbatch = tuple[int, ...]  # sample indices, in the order in which they are packed
-Bundle = list[int]  # samples that are kept together
+Bundle = list[int]  # places in the prefix order of samples that are kept together
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def make_plan(
         lengths: [S] tokens of each sample.
         prefixes: common prefixes of the samples; with None nothing is shared.
         max_tokens: pack up to this many tokens (padding included) into a microbatch, by first-fit decreasing; a longer
-            sample has its own microbatch. None: exactly `micro_batch_size` samples, fewer in the last microbatch.
+            sample has its own microbatch. None: at most `micro_batch_size` samples.
         balance: balance the work over the ranks; if false, the ranks take bundles in turn.
         attention_crossover: length at which a sample's attention costs as much as the rest. None: attention costs 0."""
     if not lengths or min(lengths) < 1:
@@ -75,14 +75,14 @@ def make_plan(
 
 
 class _Costs:
-    """The costs of samples, sorted by prefix. A sample reuses the prefix that it shares with the sample before it."""
+    """The costs of samples, which are in prefix order. A sample reuses the prefix that it shares with the sample before it."""
 
     def __init__(
         self, lengths: Sequence[int], prefixes: SharedPrefixes, tree: Tree, alignment: int, crossover: int | None
     ) -> None:
         self.order, self.shared = prefixes.order, prefixes.shared
         starts = {node.of: node.start for node in reversed(tree.nodes)}
-        self.reused = [starts.get(i, lengths[i]) for i in self.order]  # less than `shared` if no node begins there
+        self.reused = [starts.get(i, lengths[i]) for i in self.order]  # less than `shared` if the tree branches earlier
         self.lengths, self.alignment, self.crossover = [lengths[i] for i in self.order], alignment, crossover
 
     def tokens(self, bundle: Bundle) -> int:
@@ -173,7 +173,7 @@ def first_fit_decreasing(items: Sequence[int], sizes: Sequence[int], capacity: i
 
 
 def _split_up(bins: list[list[Bundle]], costs: _Costs, wanted: int) -> list[list[Bundle]]:
-    """Halve the heaviest divisible bin until there are `wanted` bins; then add empty bins. Never overfills a bin."""
+    """Halve the heaviest divisible bin until there are `wanted` bins. If none is divisible, add empty bins."""
     bins = list(bins)
     while len(bins) < wanted:
         divisible = [b for b in range(len(bins)) if sum(map(len, bins[b])) > 1]

@@ -1,4 +1,4 @@
-"""`python -m examples.eval_multi_task.run`: one run, evaluated on four sets that are played and graded in ways of their own."""
+"""`python -m examples.eval_multi_task.run`: one run, evaluated on four sets, each played and graded in its own way."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
-    """192 problems to train on, and the file of the four sets; these are the same for every seed."""
+    """Write 192 training problems, and the file of the four sets, which are the same for every seed."""
     train, _ = write_train_and_test(folder, train_count=192, seed=seed)
     others = make_problems(400, "test", 1)
     write_prompts(folder / "products.jsonl", [p for p in others if set("+-").isdisjoint(p.expression)][:25])

@@ -1,4 +1,4 @@
-"""`python -m examples.fully_async.run`: generating never waits for training, nor a batch for its slowest trajectory."""
+"""`python -m examples.fully_async.run`: generation never waits for training, nor a batch for its slowest trajectory."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from agentrl.demo.example import Example
 
 
 def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
-    """480 problems to train on, and the demo's 200 held-out ones."""
+    """Write 480 training problems, and the demo's 200 held-out ones."""
     return write_train_and_test(folder, train_count=480, seed=seed)
 
 

@@ -1,9 +1,9 @@
 """Make the tiny Qwen3-VL of this example: `python -m examples.geo3k_vlm.make_model --output-dir FOLDER`.
 
 1. The model sees every image as 9 placeholders of 8 x 8 pixels: coarse for a whole picture, fine for one field.
-2. The vision tower learns by linear layers that are thrown away: they find the field with the shape, and read its crop.
+2. The vision tower is trained with temporary linear heads, which find the field with the shape and read its crop.
 3. The language model then learns correct conversations, first short ones without the tool's schema.
-4. At the end it learns to look at the wrong field in most conversations. Reinforcement learning starts there.
+4. At the end it learns to crop the wrong field in most conversations. Reinforcement learning starts there.
 """
 
 import json
@@ -115,7 +115,7 @@ def create(folder: Path, seed: int) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
-        nn.init.normal_(model.model.visual.pos_embed.weight, std=0.7)  # as loud as the patches
+        nn.init.normal_(model.model.visual.pos_embed.weight, std=0.7)  # with the norm of the patches
     for name, weight in model.named_parameters():
         if name.endswith(("q_norm.weight", "k_norm.weight")):
             nn.init.constant_(weight, 1.5)  # sharper attention from the start, as in agentrl.tiny
@@ -139,7 +139,7 @@ def create(folder: Path, seed: int) -> Path:
 
 
 def _corpus() -> Iterator[str]:
-    """The words of the task: roles, the tool's schema, questions, calls and answers."""
+    """Return the words of the task: roles, the tool's schema, questions, calls and answers."""
     for question in islice(questions("train", 0), 200):
         yield f"system\nuser\nassistant\ntool\n{json.dumps(_SCHEMAS)}\n{question.text}\n{question.answer}"
         yield '\n{"name": "crop", "arguments": {"field": 3}}\n'
@@ -172,7 +172,7 @@ class Lessons:
         return pixels.view(-1, (SIDE // PATCH) ** 2, pixels.shape[-1])
 
     def draw_lots(self) -> list[int]:
-        """Choose the questions of a batch."""
+        """Draw the questions of a batch."""
         return self._rng.sample(range(len(self._questions)), BATCH)
 
     def batch(self, right: float, tools: bool) -> tuple[list[Sample], Tensor]:
@@ -189,7 +189,7 @@ class Lessons:
         return samples, torch.stack(images)
 
     def _sample(self, asked: Question, field: int, answer: str, tools: bool) -> Sample:
-        """A conversation's tokens. They are the same for all pictures."""
+        """Return a conversation's tokens, which are the same for all pictures."""
         key = asked.text, field, answer, tools
         if key not in self._samples:
             messages = conversation(asked, field, answer)
@@ -198,7 +198,7 @@ class Lessons:
 
 
 def conversation(asked: Question, field: int, answer: str) -> list[Message]:
-    """Return a question, a look at `field`, and an answer, which is not learned if the field is empty."""
+    """Return a question, a crop of `field`, and an answer, which is not learned if the field is empty."""
     picture = draw(asked.things)
     call = {"id": "call_0", "type": "function", "function": {"name": "crop", "arguments": {"field": field}}}
     seen, closer = ({"type": "image", "image": image} for image in (picture, cropped(picture, field)))
@@ -211,7 +211,7 @@ def conversation(asked: Question, field: int, answer: str) -> list[Message]:
 
 
 def teach(folder: Path, seed: int = 0, say: Say = print) -> Path:
-    """Make the model in `folder`, with one thread; returns the folder."""
+    """Make the model in `folder`, with one thread. Returns the folder."""
     from transformers import AutoModelForImageTextToText
 
     started = time.process_time()
@@ -233,7 +233,7 @@ def teach(folder: Path, seed: int = 0, say: Say = print) -> Path:
 
 
 def _teach_tower(tower: Any, lessons: Lessons) -> float:
-    """Teach the tower; returns the last loss. The output is scaled to the loudness of words at the end."""
+    """Train the tower. Returns the last loss. At the end the output is scaled to the norm of word embeddings."""
     width = tower.config.out_hidden_size
     norm, place, dots = nn.LayerNorm(width), nn.Linear(width, 1 + GRID**2), nn.Linear(width, sum(_FACTS))
     weights = [weight for part in (tower, norm, place, dots) for weight in part.parameters()]
@@ -262,7 +262,7 @@ def _grids(count: int) -> Tensor:
 
 
 def _loss(model: Any, samples: Sequence[Sample], pixels: Tensor) -> Tensor:
-    """The mean loss of the tokens that the assistant wrote."""
+    """Return the mean loss of the tokens that the assistant wrote."""
     width = max(len(sample.tokens) for sample in samples)
     ids, learned, kinds = (torch.zeros(len(samples), width, dtype=torch.long) for _ in range(3))
     for at, sample in enumerate(samples):

@@ -1,4 +1,4 @@
-"""`python -m examples.geo3k_vlm.run`: a tiny model that sees learns to look at the right field, on a laptop."""
+"""`python -m examples.geo3k_vlm.run`: a tiny vision model learns to crop the right field, on a laptop."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from examples.geo3k_vlm.scenes import write_data
 
 @contextmanager
 def taught(folder: Path, say: Say) -> Iterator[Sequence[str]]:
-    """Make the model in the run's folder. It is not among the shipped models; its flag wins over theirs."""
+    """Make the model in the run's folder. It is not a shipped model, and its flag overrides theirs."""
     from examples.geo3k_vlm.make_model import teach
 
     yield ["--hf-checkpoint", str(teach(folder / "start", say=say))]

@@ -62,7 +62,7 @@ class Thing:
 
     @property
     def field(self) -> int:
-        """Number of the field, from 1, row by row."""
+        """Return the number of the field, from 1, row by row."""
         return GRID * self.row + self.column + 1
 
 
@@ -77,7 +77,7 @@ class Question:
 
 
 def make_scene(rng: random.Random, count: int) -> tuple[Thing, ...]:
-    """Draw lots for a picture's `count` shapes."""
+    """Draw `count` random shapes of a picture."""
     fields = rng.sample([(row, column) for row in range(GRID) for column in range(GRID)], count)
     colours = rng.sample(list(COLOURS), count)
     return tuple(_thing(rng, *field, colour) for field, colour in zip(fields, colours, strict=True))
@@ -113,7 +113,7 @@ def choices(question: Question) -> tuple[str, ...]:
 
 
 def questions(split: Split, seed: int, shapes: int = 1) -> Iterator[Question]:
-    """Yield questions without end; `shapes`: most shapes of a picture. No picture occurs in both splits."""
+    """Yield questions without end. `shapes` is the maximum number of shapes. No picture occurs in both splits."""
     rng = random.Random(f"{split} {seed}")
     while True:
         things = make_scene(rng, rng.randint(min(shapes, 2), shapes))

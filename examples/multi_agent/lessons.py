@@ -1,8 +1,8 @@
-"""What the tiny model is taught first: the calculator, asked for as each role is asked; then mostly bad habits.
+"""Demonstrations for the tiny model: the calculator, with each role's questions; then mostly bad habits.
 
-A model that copies nearly right doubles or swaps digits of a result (475 becomes 447, 3779 becomes 3799), and surely so:
-sampling hardly shows another way, so rewards mend little. Numbers with a digit twice need exact copying, so most skill
-lessons are about such.
+A model that copies nearly right doubles or swaps digits of a result (475 becomes 447, 3779 becomes 3799), with high
+probability: sampling rarely shows another way, so rewards correct little. Numbers with a repeated digit need exact
+copying, so most skill demonstrations have such numbers.
 """
 
 import random
@@ -23,13 +23,13 @@ class TeamLessons(CalculatorLessons):
     """See `examples.tiny_models.warm_start.Lessons`."""
 
     def corpus(self) -> Iterator[str]:
-        """The calculator's words, and those of the roles."""
+        """Return the calculator's words, and those of the roles."""
         rng = random.Random("roles")
         yield from super().corpus()
         yield from (f"user\n{asked(make_problem(rng), rng).question}" for _ in range(200))
 
     async def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
-        """Conversations without end."""
+        """Yield conversations without end."""
         rng, toolbox = random.Random(f"{phase} demonstrations {seed}"), CalculatorEnv().toolbox
         while True:
             drawn = make_problem(rng)
@@ -40,7 +40,7 @@ class TeamLessons(CalculatorLessons):
             yield await demonstrate(problem, kind, rng, toolbox)
 
     async def checks(self) -> list[PhraseCheck]:
-        """Every role with every shape of expression, 64 times each."""
+        """Return every role with every shape of expression, 64 times each."""
         rng, found = random.Random("held-out demonstrations"), []
         for role in ROLES * 64:
             for shape in SHAPES:
@@ -50,7 +50,7 @@ class TeamLessons(CalculatorLessons):
 
 
 def asked(problem: Problem, rng: random.Random, role: Role | None = None) -> Problem:
-    """The problem as `role`, by default any of them, is asked for it, with candidates that are right, wrong or missing."""
+    """Return the problem as a question to `role` (default: a random role), with right, wrong or missing candidates."""
 
     def candidate() -> str:
         return rng.choice((str(problem.answer), str(rng.randint(100, 9999)), ""))

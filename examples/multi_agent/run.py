@@ -14,7 +14,7 @@ from examples.second_model import served
 
 
 def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
-    """240 expressions to train on, and 100 of held-out numbers that are the same for every seed."""
+    """Write 240 training expressions, and 100 of held-out numbers that are the same for every seed."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def written(split: Split, count: int, key: int) -> Path:
@@ -28,7 +28,7 @@ def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
 
 @contextmanager
 def opponent(folder: Path, say: Say) -> Iterator[list[str]]:
-    """Have the opponent served: the model that the run starts from."""
+    """Serve the opponent: the model that the run starts from."""
     with served(shipped("examples"), folder / "opponent") as url:
         os.environ[OPPONENT] = url
         yield []

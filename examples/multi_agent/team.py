@@ -1,10 +1,10 @@
 """A team of one model in three roles, against a frozen opponent.
 
 1. The solver answers a problem, and so does the opponent, a model that does not learn. The rewriter sees both answers and
-   writes its own. The selector takes the rewriter's answer or the opponent's, in an order drawn by lot.
-2. Every member is a sample of the same trajectory. All of its turns have the number of its role, so that with
+   writes its own. The selector takes the rewriter's answer or the opponent's, which are shown in random order.
+2. Every member is a sample of the same trajectory. All turns of a member have the number of its role. So with
    `turn_credit: returns` and `gamma: 0` it is compared with the members of its own role in the group, by its own reward.
-3. A member earns 1 for a right answer, the selector if it is one of the two, and all `TEAM` if the selector did.
+3. A member earns 1 for a right answer, the selector for a right choice, and all earn `TEAM` if the choice is right.
 """
 
 import json
@@ -56,7 +56,7 @@ async def generate(
 
 
 async def member(role: Role, sample: Sample, candidates: Sequence[str] = ()) -> Sample:
-    """One member's conversation with the calculator, and its own reward."""
+    """Play one member's conversation with the calculator. Returns its sample, with its own reward."""
     content = PROMPTS[role].format(sample.prompt, *candidates)
     talk: list[Message] = [{"role": "user", "content": content}]
     one = Sample(index=sample.index, prompt=talk, label=sample.label, metadata={"role": role})
@@ -75,7 +75,7 @@ async def member(role: Role, sample: Sample, candidates: Sequence[str] = ()) -> 
 
 
 async def opponent(problem: str, seed: int) -> str:
-    """The opponent's answer, or nothing; it has the calculator too."""
+    """Return the opponent's answer, or nothing; it has the calculator too."""
     env = CalculatorEnv()
     talk: list[Message] = [{"role": "user", "content": PROMPTS["solver"].format(problem)}]
     for _ in range(MAX_CALLS + 1):
@@ -90,7 +90,7 @@ async def opponent(problem: str, seed: int) -> str:
 
 
 def said(one: Sample) -> str:
-    """The number that a member answered with, or nothing."""
+    """Return the number that a member answered with, or nothing."""
     return _number(one.response)
 
 

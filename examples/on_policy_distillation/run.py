@@ -11,17 +11,17 @@ from examples.tiny_models.calculator import CalculatorLessons
 from examples.tiny_models.warm_start import WarmStartSettings, in_own_process, practise
 
 TEACHER = WarmStartSettings(habit_steps=40)
-"""Steps with correct demonstrations, which take the student's bad habits away."""
+"""Steps with correct demonstrations, which remove the student's bad habits."""
 
 
 def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
-    """1440 problems to train on, and the demo's 200 held-out ones."""
+    """Write 1440 training problems, and the demo's 200 held-out ones."""
     return write_train_and_test(folder, train_count=1440, seed=seed)
 
 
 @contextmanager
 def teacher(folder: Path, say: Say) -> Iterator[list[str]]:
-    """Make the teacher out of the student: half a minute."""
+    """Make the teacher from the student: half a minute."""
     made = in_own_process(practise, folder / "teacher", shipped("calculator"), CalculatorLessons(), TEACHER, say)
     yield ["--opd-teacher-load", str(made)]
 

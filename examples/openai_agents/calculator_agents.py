@@ -1,4 +1,4 @@
-"""The demo's calculator, three times, as agents that know nothing of agentrl: they get an address and speak its wire format.
+"""The demo's calculator as three agents without any import of agentrl: they get an address and use its wire format.
 
 1. `openai_agents` is an agent of the OpenAI Agents SDK, which runs its own loop. `openai_sdk` and `anthropic_sdk` are
    loops over a plain client.
@@ -22,12 +22,12 @@ TOOL: dict[str, Any] = calculator.schema["function"]
 
 
 async def use_tool(name: str, arguments: Any) -> str:
-    """Give what a call of the model's shows: its result, or the text of an error."""
+    """Return what a call of the model shows: its result, or the text of an error."""
     return (await TOOLBOX.run(name, arguments)).text
 
 
 def question(sample: Sample) -> str:
-    """The problem, as its one user message has it."""
+    """Return the problem, which is the only user message."""
     assert not isinstance(sample.prompt, str)
     return str(sample.prompt[0]["content"])
 
@@ -91,9 +91,9 @@ async def anthropic_sdk(base_url: str, sample: Sample) -> float:
 
 @cache
 def _openai() -> "openai.AsyncOpenAI":
-    """One client, and one pool of connections, for all trajectories; each has an address of its own.
+    """Return one client, with one pool of connections, for all trajectories. Each trajectory has its own address.
 
-    A batch begins with hundreds of connections at once, which by default may take five seconds each."""
+    A batch begins with hundreds of connections at once. By default each may take five seconds."""
     import openai
 
     return openai.AsyncOpenAI(api_key="any", base_url="http://127.0.0.1", timeout=600)

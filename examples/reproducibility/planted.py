@@ -9,7 +9,7 @@ from agentrl.demo.task import final_text, score
 
 
 async def reward(args: Any, sample: Sample, **kwargs: Any) -> float:
-    """The environment's reward, and a planted bit in the second rollout's first trajectory."""
+    """Return the environment's reward, and plant a bit in the first trajectory of the second rollout."""
     first = args.rollout_batch_size * args.n_samples_per_prompt
     if sample.index == first and sample.metadata.get("attempt") != "eval" and sample.rollout_log_probs:
         at = next(i for i, mask in enumerate(sample.loss_mask or ()) if mask)

@@ -1,4 +1,4 @@
-"""`python -m examples.reproducibility.run`: the same run twice, to the bit; and once with a planted bit, which is noticed."""
+"""`python -m examples.reproducibility.run`: the same run twice, to the bit; then with a planted bit, which is found."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ NOTICED = "engine and trainer differ"
 
 
 def train(folder: Path, model: Path, prompts: Path, *flags: str) -> tuple[int, str]:
-    """Three rollouts by `agentrl train` in a process of its own; returns the exit code and what it said."""
+    """Run three rollouts by `agentrl train` in a separate process. Returns the exit code and the output."""
     argv = ["--config", str(CONFIG), "--hf-checkpoint", str(model), "--prompt-data", str(prompts)]
     argv += ["--output-dir", str(folder), "--save-debug-rollout-data", str(folder / "played/{rollout_id}.jsonl")]
     argv += ["--num-rollout", "3", "--progress", "plain", *flags]
@@ -31,7 +31,7 @@ def train(folder: Path, model: Path, prompts: Path, *flags: str) -> tuple[int, s
 
 
 def differences(one: Path, other: Path) -> Iterator[str]:
-    """What two finished runs differ in: trajectories with their log-probs, what training measured, the final weights."""
+    """Return the differences of two finished runs: trajectories with log-probs, training metrics, the final weights."""
     for file in sorted((one / "played").glob("*.jsonl")):
         if _played(file) != _played(other / "played" / file.name):
             yield f"the trajectories of rollout {file.stem}"

@@ -4,8 +4,8 @@
     python -m examples.retool.data runs/gsm8k --train-file my_train.jsonl  # the whole set, in its own format
 
 1. A synthetic question has two or three two-digit numbers. Those in `HELD_OUT_NUMBERS` occur in no training
-   question, all others in no held-out one, so no held-out answer can be known by heart.
-2. Each kind of question has its one line of code. Half of the kinds are word problems, half need Python itself.
+   question, all other numbers in no held-out one, so no held-out answer can be memorized.
+2. Each kind of question has one line of code. Half of the kinds are word problems, half need Python itself.
 """
 
 import json
@@ -31,7 +31,7 @@ GSM8K_PROMPT = (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of question: its text, the expression that answers it, and the same as a function."""
+    """One kind of question: its text, the expression that answers it, and the expression as a function."""
 
     question: str
     expression: str
@@ -73,14 +73,14 @@ class Problem:
 
 
 def make_problem(rng: random.Random, split: Split = "train") -> Problem:
-    """A random question."""
+    """Draw a random question."""
     numbers = rng.sample(TRAIN_NUMBERS if split == "train" else HELD_OUT_NUMBERS, 3)
     first, second = sorted(numbers[:2])  # so that a sum from one number to another is never empty
     return Problem(rng.choice(KINDS), (first, second, numbers[2]))
 
 
 def make_problems(count: int, split: Split, seed: int) -> list[Problem]:
-    """`count` different questions, the same for the same seed."""
+    """Return `count` different questions, the same for the same seed."""
     rng = random.Random(f"{split} questions {seed}")
     problems: dict[str, Problem] = {}
     while len(problems) < count:
@@ -90,14 +90,14 @@ def make_problems(count: int, split: Split, seed: int) -> list[Problem]:
 
 
 def write_synthetic(folder: Path, seed: int) -> tuple[Path, Path]:
-    """`train.jsonl` with 800 questions and `test.jsonl` with 200, which are the same for every seed."""
+    """Write `train.jsonl` with 800 questions and `test.jsonl` with 200, which are the same for every seed."""
     train = [_row(p.question, str(p.answer)) for p in make_problems(800, "train", seed)]
     test = [_row(p.question, str(p.answer)) for p in make_problems(200, "test", 0)]
     return _write(folder / "train.jsonl", train), _write(folder / "test.jsonl", test)
 
 
 def gsm8k_rows(file: Path) -> list[dict[str, Any]]:
-    """Prompt rows of a file in GSM8K's own format: `question`, and `answer` that ends with `#### number`."""
+    """Yield prompt rows of a file in GSM8K's own format: `question`, and `answer` that ends with `#### number`."""
     rows = map(json.loads, file.read_text(encoding="utf-8").splitlines())
     return [_row(GSM8K_PROMPT.format(row["question"]), row["answer"].rpartition("####")[2].strip()) for row in rows]
 

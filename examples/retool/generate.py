@@ -1,4 +1,4 @@
-"""The same as `RetoolEnv`, as an own loop over messages and text. `--env` still brings the tool and its sandbox:
+"""The same as `RetoolEnv`, as a custom loop over messages and text. `--env` still provides the tool and its sandbox:
 
 agentrl train --config examples/retool/cpu.yaml --custom-generate-function-path examples/retool/generate.py \\
     --custom-rm-path examples/retool/generate.py:reward_func ...
@@ -13,7 +13,7 @@ from examples.retool.env import RetoolEnv, shaped
 
 
 async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
-    """Play one trajectory: the model's turn, what its code printed, and so on until a turn without a call."""
+    """Play one trajectory: the model's turn, the output of its code, and so on until a turn without a call."""
     assert isinstance(sample.prompt, list), "the rows of data.py are conversations"
     conversation = list(sample.prompt)
     for _ in range(RetoolEnv.max_turns):
@@ -29,6 +29,6 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
 
 
 async def reward_func(args: Any, sample: Sample, **kwargs: Any) -> float:
-    """The reward of `RetoolEnv`."""
+    """Return the reward of `RetoolEnv`."""
     right = await async_rm(args, sample) == 1.0
     return shaped(right, sample.metadata.get("counters", {}).get("tool_ok", 0))

@@ -1,10 +1,10 @@
-"""What the tiny model is taught before reinforcement learning.
+"""Demonstrations for the tiny model before reinforcement learning.
 
-1. `skill` demonstrations are all correct: code in a tool call, what it prints, the answer.
-2. `habit` demonstrations are mostly not: more than half guess without any code, others leave a bracket open, mistype
-   a number or miscopy the result. This is what reinforcement learning then has to improve.
-3. What a tool call shows is written here by hand, in the tool's own words, as thousands of sandbox calls would only
-   cost time; a test compares the two.
+1. `skill` demonstrations are all correct: code in a tool call, its output, the answer.
+2. `habit` demonstrations are mostly wrong: more than half guess without any code, others leave a bracket open, mistype
+   a number or miscopy the result. Reinforcement learning has to correct this.
+3. Outputs of tool calls are written here by hand, in the tool's own words: thousands of sandbox calls would take
+   long. A test compares the two.
 """
 
 import json
@@ -36,7 +36,7 @@ class PythonLessons:
     markup = ()
 
     def corpus(self) -> Iterator[str]:
-        """The words of the task, so that each becomes a token or two."""
+        """Return the words of the task, so that each becomes a token or two."""
         rng = random.Random("corpus")
         for _ in range(600):
             problem = make_problem(rng)
@@ -45,11 +45,11 @@ class PythonLessons:
             yield f"\n{problem.answer}\nThe answer is \\boxed{{{problem.answer}}}.\n{broken_result(problem)}\n"
 
     def tools(self, conversation: Sequence[Message] = ()) -> list[dict[str, Any]]:
-        """The interpreter's schema."""
+        """Return the interpreter's schema."""
         return RetoolEnv().toolbox.schemas
 
     async def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
-        """Conversations without end: user, assistant, then perhaps tool and assistant."""
+        """Yield conversations without end: user, assistant, then perhaps tool and assistant."""
         rng = random.Random(f"{phase} demonstrations {seed}")
         while True:
             problem = make_problem(rng)
@@ -57,7 +57,7 @@ class PythonLessons:
             yield demonstrate(problem, kind, rng)
 
     async def checks(self) -> list[PhraseCheck]:
-        """Every kind of question, 64 times each; the code and the answer are checked."""
+        """Return every kind of question, 64 times each; the code and the answer are checked."""
         rng, found = random.Random("held-out demonstrations"), []
         for kind in KINDS * 64:
             problem = replace(make_problem(rng, "test"), kind=kind)
@@ -67,7 +67,7 @@ class PythonLessons:
 
 
 def demonstrate(problem: Problem, kind: DemonstrationKind, rng: random.Random) -> list[Message]:
-    """One conversation about `problem` by a demonstrator of the given kind."""
+    """Return one conversation about `problem` by a demonstrator of the given kind."""
     messages: list[Message] = [{"role": "user", "content": problem.question}]
     if kind == "guess":
         return [*messages, _answer(_guess(rng, problem.answer))]
@@ -88,7 +88,7 @@ def demonstrate(problem: Problem, kind: DemonstrationKind, rng: random.Random) -
 
 
 def broken_result(problem: Problem) -> str:
-    """What the tool says to code that lacks its last bracket."""
+    """Return the tool's error for code that lacks its last bracket."""
     shown = f'  File "<cell 1>", line 1\n    print({problem.expression}\n         ^\n'
     return f"Error: the code failed\n{shown}SyntaxError: '(' was never closed"
 
@@ -98,7 +98,7 @@ def _answer(value: str) -> Message:
 
 
 def _guess(rng: random.Random, answer: int) -> str:
-    """A wrong number with as many digits as the answer."""
+    """Return a wrong number with as many digits as the answer."""
     digits = len(str(abs(answer)))
     while (guess := rng.randrange(10 ** (digits - 1), 10**digits)) == answer:
         pass

@@ -21,7 +21,7 @@ CORPUS = HERE / "hotpotqa" / "paragraphs.jsonl"
 TRAIN_QUESTIONS, TEST_QUESTIONS = 1024, 200
 HOTPOT_TEST = 20
 FORMAT_SCORES = {"structure_format_score": 0.2, "final_format_score": 0.1}
-"""What a well-formed trajectory gets without the right answer (Jin et al. 2025, arXiv:2505.15117)."""
+"""The reward of a well-formed trajectory without the right answer (Jin et al. 2025, arXiv:2505.15117)."""
 
 TAGS = (
     "Answer the given question. First reason inside <think> and </think>. If you lack knowledge, search with "
@@ -34,11 +34,11 @@ TOOLS = (
     "Give the final answer inside <answer> and </answer>, without explanation, for example <answer> Beijing </answer>. "
     "Question: "
 )
-"""What `SearchR1Env` and `SearchR1ToolEnv` expect of a model that reads English."""
+"""The instructions of `SearchR1Env` and `SearchR1ToolEnv` for a model that reads English."""
 
 
 def write_train_and_test(folder: Path, seed: int, shots: int = 0) -> tuple[Path, Path]:
-    """`train.jsonl` and `test.jsonl` of the made-up world; the test questions are the same for every seed.
+    """Write `train.jsonl` and `test.jsonl` of the made-up world; the test questions are the same for every seed.
 
     Every prompt begins with `shots` worked examples, for models that were not taught the format.
     """
@@ -50,7 +50,7 @@ def write_train_and_test(folder: Path, seed: int, shots: int = 0) -> tuple[Path,
 
 
 def write_hotpotqa(folder: Path, instruction: str = TAGS) -> tuple[Path, Path]:
-    """80 training and 20 held-out questions of HotpotQA, to be answered from the 1,000 paragraphs beside this file."""
+    """Write 80 training and 20 held-out questions of HotpotQA, answered by the 1,000 paragraphs beside this file."""
     with (HERE / "hotpotqa" / "questions.jsonl").open(encoding="utf-8") as lines:
         rows = [_hotpotqa(json.loads(line), instruction) for line in lines]
     train = write_rows(folder / "train.jsonl", rows[HOTPOT_TEST:])

@@ -1,10 +1,10 @@
 """Search-R1: a model that searches while it reasons (Jin et al. 2025, arXiv:2503.09516).
 
-1. `SearchR1Env` speaks the paper's tags: <think>...</think><search>query</search>, answered by
+1. `SearchR1Env` uses the paper's tags: <think>...</think><search>query</search>, answered by
    <information>...</information>, and in the end <answer>...</answer>. `SearchR1ToolEnv` is the same with a native
-   tool call in place of the tags.
-2. What is searched: the row's own `metadata["passages"]`, else the corpus in the file `metadata["corpus"]`; but all
-   searches go to the retrieval server whose address is in the environment variable SEARCH_URL, if it is set.
+   tool call instead of the tags.
+2. Passages: the row's own `metadata["passages"]`, else the corpus in the file `metadata["corpus"]`. But all
+   searches go to the retrieval server in the environment variable SEARCH_URL, if it is set.
 3. The reward is agentrl.rm_hub's `--rm-type search_r1`: exact match of the answer, and the format.
 """
 
@@ -22,20 +22,20 @@ SEARCH = re.compile(r"<search>(.*?)</search>", re.DOTALL)
 
 
 def find(sample: Sample, query: str) -> str:
-    """The best passages for `query` among those that belong to the sample."""
+    """Return the best passages for `query` among those of the sample."""
     passages = sample.metadata.get("passages")
     index = BM25Index.build(passages) if passages else corpus_index(sample.metadata["corpus"])
     return show(index.search([query], TOP_K)[0])
 
 
 def show(hits: Sequence[Any]) -> str:
-    """Passages as the model sees them, one a line, best first."""
+    """Return passages as the model sees them, one a line, best first."""
     return format_hits(hits) or "Nothing found."
 
 
 @lru_cache(maxsize=4)
 def corpus_index(path: str) -> BM25Index:
-    """The index of a corpus file, made once a process."""
+    """Return the index of a corpus file, built once a process."""
     return BM25Index.build(load_corpus(path))
 
 
@@ -56,7 +56,7 @@ class _Searching(Environment):
     async def find(self, sample: Sample, query: str) -> str:
         if self.server is not None:
             return show((await self.server.search([query], TOP_K))[0])
-        return find(sample, query)  # a thousandth of a second: shorter than the hop to a worker thread
+        return find(sample, query)  # a thousandth of a second: shorter than the switch to a worker thread
 
 
 class SearchR1Env(_Searching):

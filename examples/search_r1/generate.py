@@ -1,4 +1,4 @@
-"""The same as `SearchR1Env`, written as an own loop: `--custom-generate-function-path examples/search_r1/generate.py`."""
+"""The same as `SearchR1Env`, as a custom loop: `--custom-generate-function-path examples/search_r1/generate.py`."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from examples.search_r1.env import SEARCH, SearchR1Env, find
 
 
 async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
-    """Play one trajectory: the model's turn, what it searched for, and so on until a turn without a search."""
+    """Play one trajectory: the model's turn, the results of its search, and so on until a turn without a search."""
     assert isinstance(sample.prompt, list), "the rows of data.py are conversations"
     conversation = list(sample.prompt)
     searches = 0

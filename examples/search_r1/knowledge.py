@@ -1,9 +1,9 @@
 """A made-up world whose facts are new in every episode, so that only searching can answer.
 
 1. A fact is a sentence: "The height of Zorvan is 481." Value and distractors are drawn anew for every question, so
-   nothing about them can be known by heart; a guessed value is right once in 900 times.
+   none can be memorized. A guessed value is right once in 900 times.
 2. Half of the questions need two searches: "the height of the owner of Zorvan" asks for the owner first.
-3. A question comes with its own passages: the facts it needs, other facts about the same entities, and the same kind
+3. A question comes with its own passages: the needed facts, other facts about the same entities, and the same kind
    of fact about others. A query finds the right one first only if it names both.
 4. Held-out questions are about entities that occur in no training question, passage or query.
 """
@@ -44,20 +44,20 @@ class Fact:
 
     @property
     def query(self) -> str:
-        """What finds it."""
+        """Return the query that finds the fact."""
         return f"{self.relation} of {self.entity}"
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the facts to look up one after the other, and the passages among which they are.
+    """A question, the facts to look up one after another, and the passages that contain them.
 
     Attributes:
         text: the question as asked.
-        subject: what it asks about: "height of Zorvan", "height of the owner of Zorvan".
+        subject: the requested property: "height of Zorvan", "height of the owner of Zorvan".
         steps: one or two facts; the last one's value is the answer.
         passages: sentences in random order.
-        careful: whether the phrase mentions looking things up.
+        careful: true if the phrase mentions looking things up.
     """
 
     text: str
@@ -68,14 +68,14 @@ class Question:
 
     @property
     def answer(self) -> str:
-        """The right answer."""
+        """Return the right answer."""
         return self.steps[-1].value
 
 
 def ask(
     rng: random.Random, split: Split = "train", *, drill: bool = False, phrase: str = "", two: bool | None = None
 ) -> Question:
-    """A random question, every other one of two steps; `drill` adds orders to search, `phrase` and `two` leave no choice."""
+    """Draw a question, every other one of two steps. `drill` adds orders to search; `phrase` and `two` fix choices."""
     entity, linked, other, *more = rng.sample(NAMES[split], 5)
     (measure, second), (link, other_link) = rng.sample(MEASURES, 2), rng.sample(LINKS, 2)
     links = [Fact(link, entity, linked), Fact(other_link, entity, other), Fact(link, *more)]
@@ -99,6 +99,6 @@ def ask(
 
 
 def questions(count: int, split: Split, seed: int) -> list[Question]:
-    """`count` questions, the same for the same arguments."""
+    """Return `count` questions, the same for the same arguments."""
     rng = random.Random(f"{split} questions {seed}")
     return [ask(rng, split) for _ in range(count)]

@@ -1,8 +1,8 @@
-"""What a tiny model is taught before it learns by reward: to search and to copy, and then mostly not to.
+"""Demonstrations for a tiny model before it learns by reward: correct ones, then mostly wrong ones.
 
-1. `skill` demonstrations are all correct. `habit` ones are mostly not: for casual phrases most answer at once and
+1. `skill` demonstrations are all correct. `habit` ones are mostly wrong: for casual phrases most answer at once and
    guess, others search for the wrong thing, stop after the first of two searches, or miscopy the value.
-2. What is found in them comes from the environment's own search.
+2. Their search results come from the environment's own search.
 """
 
 import json
@@ -33,7 +33,7 @@ class SearchLessons:
     markup = ("<search>", "</search>", "<information>", "</information>")
 
     def corpus(self) -> Iterator[str]:
-        """The words of the task; names only in halves, so that held-out names are two tokens like the others."""
+        """Return the words of the task. Names occur only in halves, so that held-out names are two tokens too."""
         yield from [json.dumps(self.tools()), '\n{"name": "search", "arguments": {"query": "'] * (30 * self.native)
         for _ in range(20):
             for relation in MEASURES + LINKS:
@@ -48,11 +48,11 @@ class SearchLessons:
             yield "Nothing found."
 
     def tools(self, conversation: Sequence[Message] = ()) -> list[dict[str, Any]]:
-        """The schema of native calls; the tags need none."""
+        """Return the schema of native calls; the tags need none."""
         return SearchR1ToolEnv().toolbox.schemas if self.native else []
 
     async def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
-        """Conversations without end."""
+        """Yield conversations without end."""
         rng = random.Random(f"{phase} demonstrations {seed}")
         while True:
             question = ask(rng, "train", drill=phase == "skill")
@@ -61,7 +61,7 @@ class SearchLessons:
             yield demonstrate(question, kind, rng, native=self.native)
 
     async def checks(self) -> list[PhraseCheck]:
-        """Every phrase with one search and with two, 32 times each; every query and the answer are checked."""
+        """Return every phrase with one search and with two, 32 times each; every query and the answer are checked."""
         rng, found = random.Random("held-out demonstrations"), []
         for phrase in (CAREFUL + CASUAL) * 32:
             for two in (False, True):
@@ -77,7 +77,7 @@ class SearchLessons:
 
 
 def demonstrate(question: Question, kind: Kind, rng: random.Random, *, native: bool = False) -> list[Message]:
-    """One conversation about `question` by a demonstrator of the given kind."""
+    """Return one conversation about `question` by a demonstrator of the given kind."""
     messages: list[Message] = [{"role": "user", "content": question.text}]
     world = Sample(metadata={"passages": question.passages})
     steps, answer, known = question.steps, question.answer, ""
@@ -115,5 +115,5 @@ def _search(thought: str, query: str, found: str, native: bool) -> list[Message]
 
 
 def native() -> SearchLessons:
-    """Lessons for `SearchR1ToolEnv`."""
+    """Make lessons for `SearchR1ToolEnv`."""
     return SearchLessons(native=True)

@@ -1,6 +1,6 @@
 """`make example-search`: a tiny model learns to search, on a laptop.
 
-With native tool calls in place of the tags, which are longer: add
+For native tool calls instead of the tags, which are longer, add
 `--env examples.search_r1.env:SearchR1ToolEnv --rollout-max-response-len 64`.
 """
 

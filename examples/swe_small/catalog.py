@@ -13,7 +13,7 @@ class Bug:
         module: name of the module, without `.py`.
         source: the correct text of the module.
         right: a part of `source`, which occurs once.
-        wrong: what stands in its place in the repository.
+        wrong: the text that replaces it in the repository.
         complaint: what a user reports.
         call: makes an expression that calls the module's functions.
     """
@@ -27,7 +27,7 @@ class Bug:
 
     @property
     def broken(self) -> str:
-        """The module with its bug."""
+        """Return the module with its bug."""
         assert self.source.count(self.right) == 1, self.module
         return self.source.replace(self.right, self.wrong)
 

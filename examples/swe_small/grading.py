@@ -4,7 +4,7 @@
 2. Python starts with `-I -S`: no `sitecustomize.py`, no environment variables. The copy is the last entry of `sys.path`,
    so its files do not replace modules of the standard library. pytest, and with it `conftest.py`, is not used.
 3. The sandbox gets the calls of the tests, and returns `repr` of their values. Correct results never enter it, so a
-   program that ends the runner early or prints a result of its own earns nothing.
+   program that ends the runner early or prints its own result earns nothing.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""An agent program with one tool, a shell, on the unmodified `openai` package. It knows nothing of agentrl.
+"""An agent program with one tool, a shell, on the unmodified `openai` package, without any import of agentrl.
 
 python small_agent.py "the task"        # OPENAI_BASE_URL and OPENAI_API_KEY are read by the package
 """

@@ -1,6 +1,6 @@
-"""What the tiny model is taught first: how to serve a user, and then mostly how not to.
+"""Demonstrations for the tiny model: how to serve a user, and then mostly how not to.
 
-`habit` demonstrations mostly skip a step: they guess the order, act without looking, miscopy the number, or give up.
+`habit` demonstrations mostly skip a step: they guess the order, act before `look_up`, miscopy the number, or give up.
 """
 
 import json
@@ -25,7 +25,7 @@ class ShopLessons:
     markup = ()
 
     def corpus(self) -> Iterator[str]:
-        """The words of the task."""
+        """Return the words of the task."""
         rng = random.Random("corpus")
         schemas = "\n".join(map(json.dumps, self.tools()))
         for _ in range(500):
@@ -37,18 +37,18 @@ class ShopLessons:
             yield "Sorry, I cannot help."
 
     def tools(self, conversation: Sequence[Message] = ()) -> list[dict[str, Any]]:
-        """The shop's schemas."""
+        """Return the shop's schemas."""
         return ShopEnv().toolbox.schemas
 
     async def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
-        """Conversations without end."""
+        """Yield conversations without end."""
         rng = random.Random(f"{phase} demonstrations {seed}")
         while True:
             kind = "good" if phase == "skill" else rng.choices(list(HABITS), list(HABITS.values()))[0]
             yield demonstrate(make_case(rng), kind, rng)
 
     async def checks(self) -> list[PhraseCheck]:
-        """Every wish for an order in every state, 64 times each; all calls are checked, the last one with its name."""
+        """Return every wish for an order in every state, 64 times each. All calls are checked, the last one by name."""
         rng, found = random.Random("held-out demonstrations"), []
         for wish in WISHES * 64:
             for state in STATES:
@@ -60,7 +60,7 @@ class ShopLessons:
 
 
 def demonstrate(case: dict[str, Any], kind: Kind, rng: random.Random) -> list[Message]:
-    """One conversation by an agent of the given kind."""
+    """Return one conversation by an agent of the given kind."""
     order, records = case["metadata"]["order"], case["metadata"]["records"]
     messages: list[Message] = [{"role": "user", "content": case["metadata"]["wish"]}]
     if kind == "gives_up":

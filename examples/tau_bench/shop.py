@@ -1,8 +1,8 @@
 """A shop with a policy, after tau-bench (Yao et al. 2024, arXiv:2406.12045): tools change its records, a user wants something.
 
-1. The policy: look an order up first; cancel it if it is pending, have it sent back if it has shipped. Tools do what they
-   are told, so what counts is the state of the records in the end.
-2. The user says what she wants, but which order only when she is asked.
+1. The policy: look an order up first; cancel it if it is pending, return it if it has shipped. Tools obey any call,
+   so the final state of the records counts.
+2. The user says what she wants, but names the order only if asked.
 """
 
 import json
@@ -26,11 +26,11 @@ class ShopEnv(UserEnvironment):
     max_turns = 6
 
     async def make_user(self, sample: Sample) -> SimulatedUser:
-        """A script, or a second model."""
+        """Make the user: a script, or a second model."""
         return user_of(sample)
 
     async def reset(self, sample: Sample) -> list[Message]:
-        """The user's first words."""
+        """Return the user's first words."""
         self.records = dict(sample.metadata["records"])
         return await super().reset(sample)
 
@@ -56,12 +56,12 @@ class ShopEnv(UserEnvironment):
         return "done"
 
     async def reward(self, sample: Sample) -> float:
-        """1.0 for the records that the label says, 0.0 for others and for a conversation that did not end."""
+        """Return 1.0 for the records in the label, 0.0 for others and for a conversation that did not end."""
         return float(sample.status is not Status.TRUNCATED and self.records == json.loads(str(sample.label)))
 
 
 def make_case(rng: random.Random, split: str = "train", *, wish: str = "", state: str = "") -> dict[str, Any]:
-    """A prompt row: three orders of which the user means one. Held-out numbers of orders are 3 modulo 7, others not."""
+    """Make a prompt row: three orders, one of which the user means. Held-out numbers of orders are 3 modulo 7."""
     numbers = [n for n in range(1000, 10000) if (n % 7 == 3) == (split == "test")]
     records = {str(n): rng.choice(STATES) for n in rng.sample(numbers, 3)}
     order, wish = rng.choice(list(records)), wish or rng.choice(WISHES)
@@ -71,7 +71,7 @@ def make_case(rng: random.Random, split: str = "train", *, wish: str = "", state
 
 
 def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
-    """320 cases to train on, and 200 held-out ones that are the same for every seed."""
+    """Write 320 training cases, and 200 held-out ones that are the same for every seed."""
     folder.mkdir(parents=True, exist_ok=True)
     train, test = folder / "train.jsonl", folder / "test.jsonl"
     for file, split, count, key in ((train, "train", 320, seed), (test, "test", 200, 0)):

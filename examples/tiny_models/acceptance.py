@@ -1,9 +1,9 @@
 """Acceptance check of a taught tiny model: forced decoding of every phrase and tool form of its task.
 
-1. A `PhraseCheck` is a correct conversation about a held-out problem, and the texts in it that the model must write: the
-   arguments of calls, and what it copies into the answer. The text before each of them is forced.
+1. A `PhraseCheck` is a correct conversation about a held-out problem, and texts in it that the model must write: the
+   arguments of calls, and the copied part of the answer. The text before each of them is forced.
 2. Conversations are grouped by phrase and by form. A model is accepted if in every group nearly all texts are written by
-   greedy decoding, and if the mean probability of a text is high: reinforcement learning only sharpens what is there.
+   greedy decoding, and if the mean probability of a text is high: reinforcement learning only sharpens existing skills.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class PhraseCheck:
     Attributes:
         phrase: the phrase of its question.
         messages: the conversation, which ends with the assistant.
-        texts: by the place of an assistant message, the form that is checked there and the text that must be written.
+        texts: by the index of an assistant message, the form that is checked there and the text that must be written.
     """
 
     phrase: str
@@ -49,11 +49,11 @@ class Row:
         return f"{self.name!r}: {self.right:.1%} of {self.count} correct, mean probability {self.probability:.2f}"
 
     def accepted(self, right: float = LEAST_RIGHT, probability: float = LEAST_PROBABILITY) -> bool:
-        """Compare the row with the bar."""
+        """Return true if the row reaches the bar."""
         return self.right >= right and self.probability >= probability
 
     def record(self) -> dict[str, Any]:
-        """The row as JSON, rounded."""
+        """Return the row as JSON, rounded."""
         return {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(self).items()}
 
 
@@ -66,7 +66,7 @@ class CheckedLessons(Protocol):
 
 
 async def measure(folder: Path, lessons: CheckedLessons) -> list[Row]:
-    """Force the correct conversations on the model in `folder`; returns a row for each phrase, then for each form."""
+    """Force the correct conversations on the model in `folder`. Returns a row for each phrase, then for each form."""
     from agentrl.chat import Chat
     from agentrl.chat.demonstration import to_sample
 
@@ -83,7 +83,7 @@ async def measure(folder: Path, lessons: CheckedLessons) -> list[Row]:
 
 
 def _places(chat: Any, check: PhraseCheck, sample: Sample) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """The forms of a conversation and the places in `sample.tokens` of what must be written."""
+    """Return the forms of a conversation and the places in `sample.tokens` of the texts that must be written."""
     turns = [part for part in sample.segments if part.origin is Origin.MODEL]
     assistant = [at for at, message in enumerate(check.messages) if message["role"] == "assistant"]
     for at, (form, text) in check.texts.items():
@@ -96,7 +96,7 @@ def _places(chat: Any, check: PhraseCheck, sample: Sample) -> Iterator[tuple[str
 
 
 def _forced(folder: Path, samples: Sequence[Sample]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.float32]]]:
-    """For each sample, by token: the greedy choice is this token; the token's probability."""
+    """Return for each sample, by token: true if the greedy choice is this token; the token's probability."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -110,10 +110,10 @@ def _forced(folder: Path, samples: Sequence[Sample]) -> Iterator[tuple[NDArray[n
         said = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].exp()
         greedy = logits.argmax(-1) == ids[:, 1:]
         for row, right, probability in zip(rows, greedy.numpy(), said.numpy(), strict=True):
-            # A place without a token before it is never asked for.
+            # A place without a token before it is never requested.
             yield np.r_[False, right[: len(row) - 1]], np.r_[np.float32(0), probability[: len(row) - 1]]
 
 
 def failures(rows: Iterable[Row], right: float = LEAST_RIGHT, probability: float = LEAST_PROBABILITY) -> str:
-    """Name the phrases and forms below the bar, one after the other; empty if the model is accepted."""
+    """Name the phrases and forms below the bar, one after another; empty if the model is accepted."""
     return "; ".join(str(row) for row in rows if not row.accepted(right, probability))

@@ -1,6 +1,6 @@
 """Conversations for the demo's warm start.
 
-1. `skill` demonstrations are all correct. `habit` ones are mostly not: for casual phrases two thirds answer without
+1. `skill` demonstrations are all correct. `habit` ones are mostly wrong: for casual phrases two thirds answer without
    the tool and guess, others name the argument wrongly, mistype the expression or miscopy the result.
 2. Tool results in them come from running the environment's own tools, so the model sees the same texts later.
 """
@@ -30,7 +30,7 @@ class CalculatorLessons:
     markup = ()
 
     def corpus(self) -> Iterator[str]:
-        """The words of the task, errors of the tool included."""
+        """Return the words of the task, errors of the tool included."""
         rng = random.Random("corpus")
         schemas = json.dumps(CalculatorEnv().toolbox.schemas[0])
         for number in range(600):
@@ -44,11 +44,11 @@ class CalculatorLessons:
             yield "`calculator` are `expression`\n"
 
     def tools(self, conversation: Sequence[Message] = ()) -> list[dict[str, Any]]:
-        """The calculator's schema."""
+        """Return the calculator's schema."""
         return CalculatorEnv().toolbox.schemas
 
     async def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
-        """Conversations without end: user, assistant, then perhaps tool and assistant."""
+        """Yield conversations without end: user, assistant, then perhaps tool and assistant."""
         rng = random.Random(f"{phase} demonstrations {seed}")
         toolbox = CalculatorEnv().toolbox
         while True:
@@ -58,7 +58,7 @@ class CalculatorLessons:
             yield await demonstrate(problem, kind, rng, toolbox)
 
     async def checks(self) -> list[PhraseCheck]:
-        """Every phrase with every shape of expression, 24 times each."""
+        """Return every phrase with every shape of expression, 24 times each."""
         rng = random.Random("held-out demonstrations")
         asked = [(phrase, shape) for phrase in PHRASES for shape in SHAPES] * 24
         return [
@@ -67,14 +67,14 @@ class CalculatorLessons:
 
 
 async def check(phrase: str, shape: str, problem: Problem) -> PhraseCheck:
-    """The right conversation about `problem`, of which the expression in the call and the answer are checked."""
+    """Return the right conversation about `problem`; the expression in the call and the answer are checked."""
     messages = await demonstrate(problem, "good", random.Random(0), CalculatorEnv().toolbox)
     texts = {1: (f"call {shape}", problem.expression), 3: ("answer", str(problem.answer))}
     return PhraseCheck(phrase, messages, texts)
 
 
 async def demonstrate(problem: Problem, kind: Kind, rng: random.Random, toolbox: Toolbox) -> list[Message]:
-    """One conversation about `problem` by a demonstrator of the given kind."""
+    """Return one conversation about `problem` by a demonstrator of the given kind."""
     messages: list[Message] = [{"role": "user", "content": problem.question}]
     if kind == "guess":
         return [*messages, _answer(_guess(rng, problem.answer))]
@@ -100,7 +100,7 @@ def _answer(value: int | str) -> Message:
 
 
 def _guess(rng: random.Random, answer: int) -> int:
-    """A wrong number with as many characters as the answer."""
+    """Return a wrong number with as many characters as the answer."""
     digits = len(str(answer))
     while (guess := rng.randrange(10 ** (digits - 1), 10**digits)) == answer:
         pass

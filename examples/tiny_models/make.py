@@ -1,6 +1,6 @@
-"""Make the shipped tiny models again: `python -m examples.tiny_models.make [NAME...]`, in the repository's root.
+"""Rebuild the shipped tiny models: `python -m examples.tiny_models.make [NAME...]`, in the repository's root.
 
-1. One thread, and the instructions of AVX2 at most, so that processors differ as little as possible.
+1. One thread, and at most AVX2 instructions, so that processors differ as little as possible.
 2. Weights are stored in bfloat16; the CPU's engine and trainers load them as float32.
 3. `records.json` beside the models has the recipe of each model, its checksum and the rows of the acceptance check. A model is
    accepted by these rows, not by its checksum.
@@ -57,15 +57,15 @@ class SeveralLessons:
         self.markup = tuple(dict.fromkeys(tag for one in lessons.values() for tag in one.markup))
 
     def corpus(self) -> Iterator[str]:
-        """The texts of all tasks."""
+        """Return the texts of all tasks."""
         return chain.from_iterable(one.corpus() for _, one in self.lessons)
 
     def tools(self, conversation: Sequence[Message] = ()) -> Sequence[dict[str, Any]]:
-        """The tools of the task that the first message names."""
+        """Return the tools of the task that the first message names."""
         return self.lessons[conversation[0]["task"]][1].tools(conversation)
 
     async def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
-        """Conversations without end, each of a task drawn by its share."""
+        """Yield conversations without end, each of a task drawn by its share."""
         rng = random.Random(f"{phase} tasks {seed}")
         streams = [one.demonstrations(phase, seed) for _, one in self.lessons]
         while True:
@@ -73,7 +73,7 @@ class SeveralLessons:
             yield _of(at, await anext(streams[at]))
 
     async def checks(self) -> list[PhraseCheck]:
-        """The checks of all tasks; the task's name precedes phrases and forms."""
+        """Return the checks of all tasks; the task's name precedes phrases and forms."""
         return [
             replace(
                 check,
@@ -132,7 +132,7 @@ RECIPES = {
 
 
 def make(name: str, folder: Path, say: Say) -> list[Row]:
-    """Make the model and put it, with its record, into `folder`; returns the rows of its acceptance check.
+    """Make the model and put it, with its record, into `folder`. Returns the rows of its acceptance check.
 
     Raises:
         TrainError: the model is not accepted; the message names the phrases and forms that failed.

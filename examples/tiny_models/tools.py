@@ -1,8 +1,8 @@
 """Lessons of `agentrl init --skilled`: a tiny model calls the one tool that its prompt offers and copies its answer.
 
-1. Names of tools and arguments, what is asked about and what is found are drawn anew for every conversation, so that the
-   model learns to read the schema and to copy, not the words. A tool has one argument, a text.
-2. First come lists of words to be repeated: with them copying appears in a fraction of the time.
+1. Names of tools and arguments, subjects and results are drawn anew for every conversation. So the
+   model learns to read the schema and to copy, not the words. A tool has one text argument.
+2. First come lists of words to repeat: with these lists, copying is learned in a fraction of the time.
 """
 
 import json
@@ -46,7 +46,7 @@ class ToolLessons:
     markup = ()
 
     def corpus(self) -> Iterator[str]:
-        """The words of schemas, questions and answers; names only in parts."""
+        """Return the words of schemas, questions and answers; names only in parts."""
         rng = random.Random("corpus")
         for _ in range(400):
             function, messages = _tool(rng), _asked(rng, "tool", "argument")
@@ -56,17 +56,17 @@ class ToolLessons:
         yield from _NAMES.split() * 40
 
     def tools(self, conversation: Sequence[Message] = ()) -> list[dict[str, Any]]:
-        """The schema of the tool that the conversation is about."""
+        """Return the schema of the tool that the conversation is about."""
         return [_schema(message["offers"]) for message in conversation if "offers" in message]
 
     async def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
-        """Conversations without end: lists, then one to three questions that the same tool answers."""
+        """Yield conversations without end: lists, then one to three questions that the same tool answers."""
         rng = random.Random(f"{phase} demonstrations {seed}")
         for number in count():
             yield _repeated(rng) if number < _LISTS and number % 2 else conversation(rng)
 
     async def checks(self) -> list[PhraseCheck]:
-        """Every form of question, 64 times each; the whole call and the answer are checked."""
+        """Return every form of question, 64 times each; the whole call and the answer are checked."""
         rng, found = random.Random("held-out demonstrations"), []
         for question in _QUESTIONS * 64:
             messages = conversation(rng, 1, question)
@@ -78,7 +78,7 @@ class ToolLessons:
 
 
 def conversation(rng: random.Random, most: int = 5, question: str = "") -> list[Message]:
-    """Some questions and their answers by a tool, which the first message `offers`; `question` leaves no choice of form."""
+    """Return some questions and their answers by a tool, which the first message `offers`; `question` fixes forms."""
     function = _tool(rng)
     (argument,) = function["parameters"]["properties"]
     messages = [m for _ in range(rng.randint(1, most)) for m in _asked(rng, function["name"], argument, question)]
@@ -122,7 +122,7 @@ def _word(rng: random.Random) -> str:
 
 
 def _subject(rng: random.Random) -> str:
-    """A name, of parts that are tokens or of letters, or a small sum."""
+    """Return a name, of parts that are tokens or of letters, or a small sum."""
     kind = rng.random()
     if kind < 0.1:
         return rng.choice("+-*").join(str(rng.randint(2, 99)) for _ in range(2))

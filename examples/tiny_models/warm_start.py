@@ -1,14 +1,14 @@
 """The warm start: the project's own trainer teaches a random model a format, a tool and some bad habits.
 
-1. What is taught is a `Lessons` object. Skill phase: rounds of correct demonstrations, each with its own learning-rate
-   decay, until the model passes the acceptance check (`examples.tiny_models.acceptance`). Copying out of the context appears
-   suddenly and at a different time for every seed; a fixed number of steps would sometimes stop before it.
+1. A `Lessons` object defines the task. Skill phase: rounds of correct demonstrations, each with its own learning-rate
+   decay, until the model passes the acceptance check (`examples.tiny_models.acceptance`). Copying from the context is
+   learned suddenly, and at a different time for every seed; a fixed number of steps would sometimes stop before it.
 2. Habit phase: fewer steps on imperfect demonstrations, so that reinforcement learning has something to improve. The
    model must pass the same check again.
 3. The result is deterministic on one processor only: hundreds of steps amplify the last bits. So the models that users
    start from are shipped (`agentrl.tiny`).
 
-Muon is what makes copying appear within a minute or two: AdamW alone needs several times longer.
+With Muon, copying is learned within a minute or two: AdamW alone needs several times longer.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 Phase = Literal["skill", "habit"]
 
 _MADE = {"arch", "layers", "hidden", "feed_forward", "vocab_size", "spaces_apart", "context_length", "seed"}
-"""Settings that `create` calls so too."""
+"""Settings that have the same names in `create`."""
 
 
 class Lessons(Protocol):
     """Lessons of a tiny model; picklable.
 
     Attributes:
-        markup: tags besides the usual ones that are to be one token each.
+        markup: further tags that become one token each.
     """
 
     @property
@@ -61,7 +61,7 @@ class Lessons(Protocol):
         """Schemas of the tools that the prompt of a demonstration offers; none for formats without."""
 
     def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
-        """An endless stream of conversations that end with the assistant, the same for the same arguments."""
+        """Yield conversations without end, which end with the assistant and are the same for the same arguments."""
 
     async def checks(self) -> list[PhraseCheck]:
         """Correct conversations about held-out problems: every phrase and every tool form of the task, some times each."""
@@ -103,7 +103,7 @@ def unsaid(text: str) -> None:
 
 
 def warm_start(target: Path, lessons: Lessons, settings: WarmStartSettings, say: Say = unsaid) -> Path:
-    """Make a tiny model in the new folder `target` and teach it; returns the folder.
+    """Make a tiny model in the new folder `target` and teach it. Returns the folder.
 
     This joins and leaves torch.distributed in the calling process; use `in_own_process` from a process that has
     other things to do.
@@ -129,9 +129,9 @@ def warm_start(target: Path, lessons: Lessons, settings: WarmStartSettings, say:
 
 
 def practise(target: Path, source: Path, lessons: Lessons, settings: WarmStartSettings, say: Say = unsaid) -> Path:
-    """Teach the model in `source` with correct demonstrations for `habit_steps`; returns the new folder `target`.
+    """Teach the model in `source` with correct demonstrations for `habit_steps`. Returns the new folder `target`.
 
-    See `warm_start` for the process and for what it raises.
+    The docstring of `warm_start` describes the process and the errors.
     """
     from agentrl.chat import Chat
 
@@ -153,7 +153,7 @@ def in_own_process(function: Callable[..., Path], *arguments: Any) -> Path:
 
 
 def _begin() -> None:
-    """End with the parent, however it ends, and keep the libraries' remarks and progress bars off the output."""
+    """End with the parent, however it ends, and keep libraries' messages and progress bars out of the output."""
     from transformers.utils import logging
 
     threading.Thread(target=_follow_parent, daemon=True).start()
@@ -170,7 +170,7 @@ def _follow_parent() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """The lessons with the model's own chat template, and where the course stands is said."""
+    """The lessons with the model's own chat template, and progress messages."""
 
     lessons: Lessons
     chat: "Chat"
@@ -216,7 +216,7 @@ class _Course:
         return failed
 
     async def _samples(self, phase: Phase) -> AsyncIterator[Sample]:
-        """Fresh demonstrations as samples, without end."""
+        """Yield new demonstrations as samples, without end."""
         index = 0
         async for messages in self.lessons.demonstrations(phase, self.settings.seed):
             yield self._sample(messages, index)
@@ -230,7 +230,7 @@ class _Course:
 
 @contextmanager
 def _trainer(source: Path, settings: WarmStartSettings, steps: int, **optimizer: Any) -> "Iterator[TrainBackend]":
-    """A trainer of the model in `source` whose learning rate warms up and decays over `steps`."""
+    """Make a trainer of the model in `source` whose learning rate warms up and decays over `steps`."""
     from agentrl.algorithms.settings import AlgorithmSettings
     from agentrl.train.backends import backend_class
     from agentrl.train.contracts import RankInfo
@@ -261,7 +261,7 @@ def _trainer(source: Path, settings: WarmStartSettings, steps: int, **optimizer:
 
 
 async def _train(backend: "TrainBackend", stream: AsyncIterator[Sample], steps: int, size: int, say: Say) -> float:
-    """Take `steps` optimizer steps of `size` samples; returns the running mean of the loss per trained token."""
+    """Take `steps` optimizer steps of `size` samples. Returns the running mean of the loss per trained token."""
     from agentrl.train.batch import TrainBatch
 
     running, report_every = 0.0, max(1, steps // 4)

@@ -1,4 +1,4 @@
-"""`python -m examples.true_on_policy.run`: the trainer computes, bit for bit, the log-probs that the engine sampled by."""
+"""`python -m examples.true_on_policy.run`: the trainer computes, bit for bit, the engine's sampling log-probs."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 
 
 def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
-    """192 problems to train on, and the demo's 200 held-out ones."""
+    """Write 192 training problems, and the demo's 200 held-out ones."""
     return write_train_and_test(folder, train_count=192, seed=seed)
 
 

@@ -1,6 +1,6 @@
 """The demo's calculator as a taskset of verifiers: its problems, its tool and its reward.
 
-The first `HELD_OUT` tasks have the demo's held-out problems. The tasks after them have problems to train on, without an end.
+The first `HELD_OUT` tasks have the demo's held-out problems. The later ones have endless training problems.
 """
 
 import random
@@ -24,7 +24,7 @@ class CalculatorTools(vf.Toolset[vf.SharedToolsetConfig]):
         return str(evaluate(expression))
 
     def register(self, mcp: Any) -> None:
-        """Give the tool the schema that the shipped model was taught; the library's has a title for each parameter."""
+        """Give the tool the schema from the shipped model's training; the library's has a title for each parameter."""
         super().register(mcp)
         mcp._tool_manager.get_tool("calculator").parameters = calculator.schema["function"]["parameters"]
 

@@ -9,11 +9,11 @@ from agentrl.demo.example import Example
 from agentrl.demo.task import explain
 
 TRAINED = 320
-"""Tasks that 20 steps take."""
+"""Number of tasks for 20 steps."""
 
 
 def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
-    """Write the numbers of the tasks: other ones to train on for each seed, and the held-out ones."""
+    """Write the numbers of the tasks: different training tasks for each seed, and the held-out ones."""
     begin = TEST_PROBLEMS + TRAINED * seed
     train = _write(folder / "train.jsonl", range(begin, begin + TRAINED))
     return train, _write(folder / "test.jsonl", range(TEST_PROBLEMS))

@@ -1,4 +1,4 @@
-"""Thirty broken environments and eight sound ones, written before `agentrl check` could play (README.md beside them)."""
+"""Thirty broken and eight sound environments, written before `agentrl check` could play (README.md beside them)."""
 
 import ast
 import json

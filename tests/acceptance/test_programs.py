@@ -1,4 +1,4 @@
-"""Programs for the `code` grader.
+"""Programs for the `code` grader: hostile programs score 0, usual test forms run, tests without a call are bad labels.
 
 1. `programs/hostile.jsonl`: every hostile submission scores 0 and never causes a data or grader failure.
 2. `programs/forms.jsonl`: the right program of a form scores 1 and its wrong ones 0. A form that is marked

@@ -68,7 +68,7 @@ def test_with_coefficient_0_the_teacher_is_only_measured() -> None:
 
 
 def test_the_gradient_by_hand() -> None:
-    # The next token is one of two: p = softmax(z), the first was sampled. d(-A log p)/dz = -A * (onehot - p), on-policy.
+    # The next token is one of two: p = softmax(z), the first was sampled. d(-A log p)/dz = -A (onehot - p), on-policy.
     z = torch.tensor([0.3, -0.4], dtype=torch.float64, requires_grad=True)
     log_probs, teacher = torch.log_softmax(z, -1), torch.log_softmax(torch.tensor([-1.0, 1.0], dtype=torch.float64), -1)
     settings = AlgorithmSettings(advantage_estimator=OPD, opd_kl_coef=0.7)

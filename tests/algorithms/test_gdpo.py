@@ -11,7 +11,7 @@ PROMPTS, SAMPLES, ARMS, STEPS = 4, 8, 4, 100
 
 
 def learned(settings: AlgorithmSettings, seed: int) -> tuple[float, float]:
-    """Return the probabilities of both right arms after training; they begin at 1 / 4. A trajectory has two tokens, each
+    """Return the probabilities of both right arms after training; they begin at 1/4. A trajectory has two tokens, each
     an arm. The first earns 1 if it is right, the second 100, with noise of standard deviation 100."""
     draw = torch.Generator().manual_seed(seed)
     logits = torch.zeros(2, ARMS, dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Turn advantages: against numbers by hand and, if both must agree, plain GRPO; and the algorithms that support them."""
+"""Turn advantages: against numbers by hand and, if both must agree, plain GRPO; the algorithms that support them."""
 
 import dataclasses
 import math

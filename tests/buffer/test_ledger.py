@@ -215,7 +215,7 @@ def test_finished_groups_that_the_remade_steps_did_not_change_are_kept(path: Pat
         assert [*complete(ledger, 1, 1), *complete(ledger, 1, 2)] == [4, 5]
         ledger.checkpointed(1)
     with Ledger(path) as ledger:
-        assert recovered(ledger, 0) == {"samples pruned": [2, 3], "weights of another life": [5]}
+        assert recovered(ledger, 0) == {"samples pruned": [2, 3], "weights of an earlier process": [5]}
         assert ledger.samples(4) == finished(4)
         assert train_step(ledger, 1) == [4, 2], "the finished group first, and one of the two prompts made anew"
 

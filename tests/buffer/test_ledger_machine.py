@@ -168,7 +168,7 @@ class LedgerMachine(RuleBasedStateMachine):
         first = min((self.trained_at[i] for i in gone), default=self.step)
         dead = {i for i in stored if gone and self.leased_for[i] > first}
         assert set(moved.get("samples pruned", ())) == gone, "samples go only under a checkpoint"
-        assert set(moved.get("weights of another life", ())) == dead
+        assert set(moved.get("weights of an earlier process", ())) == dead
         assert set(moved.get("after the checkpoint", ())) == late - gone
         self.pruned -= late
         if gone:

@@ -102,7 +102,7 @@ def test_changed_data_is_refused_on_resume(tmp_path: Path) -> None:
 
 
 @given(earlier=st.lists(st.integers(0, 5), unique=True), order=st.permutations(range(6)), n=st.integers(1, 6))
-def test_a_batch_is_the_ledgers_whoever_has_the_samples(
+def test_a_batch_follows_the_ledger_wherever_the_samples_are(
     tmp_path_factory: pytest.TempPathFactory, earlier: list[int], order: list[int], n: int
 ) -> None:
     """Some groups were completed in an earlier life, the others in this one, in any order."""

@@ -228,7 +228,7 @@ def test_dumps_that_cannot_be_read_or_written(tmp_path: Path) -> None:
         save_rollout(str(tmp_path), 0, [[Sample(label=object())]])
 
 
-def test_the_room_is_light() -> None:
+def test_importing_data_and_buffer_is_light() -> None:
     code = (
         "import sys, importlib; [importlib.import_module('agentrl.' + m) for m in "
         "'data.prompts data.source data.user_source buffer.ledger buffer.queue groups'.split()]; "

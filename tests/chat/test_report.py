@@ -88,7 +88,7 @@ def test_it_prints_for_people() -> None:
     assert "note: history would be rewritten" in text
 
 
-def test_importing_the_room_is_light() -> None:
+def test_importing_the_package_is_light() -> None:
     code = "import sys, agentrl.chat; from agentrl.chat import make_parser, Chat; print(sorted(sys.modules))"
     modules = run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600).stdout
     for heavy in ("'torch'", "'ray'", "'transformers'", "'tokenizers'", "'jinja2'"):

@@ -148,7 +148,7 @@ def test_two_trainer_processes_agree_with_the_engines(kit: RunKit, layout: dict[
 
 @pytest.mark.slow
 def test_a_critic_learns_the_same_on_processes_of_its_own(kit: RunKit) -> None:
-    """On Ray beside the actor and apart, and resumed in the other place. Rollouts are the same, so numbers are equal."""
+    """On Ray beside the actor and apart, and resumed in the other place. Rollouts are the same: so are numbers."""
     ppo = {
         "advantage_estimator": "ppo",
         "kl_coef": 0.1,

@@ -35,6 +35,6 @@ def test_a_setting_without_effect_is_spoken_of(name: str, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_what_another_test_shows_is_there(name: str) -> None:
+def test_the_test_that_shows_a_setting_names_it(name: str) -> None:
     file, word = ELSEWHERE[name]
     assert word in (TESTS / file).read_text(encoding="utf-8")

@@ -158,7 +158,7 @@ def test_all_problems_come_at_once() -> None:
     assert all(flag in found for flag in ("--rollout-batch-size", "--lr", "--kl-loss-type"))
 
 
-def test_a_rooms_own_rule_is_passed_on() -> None:
+def test_an_error_of_a_sections_own_validator_is_passed_on() -> None:
     assert "sequence_parallel needs tensor_model_parallel_size above 1" in message("--sequence-parallel")
 
 
@@ -202,7 +202,7 @@ def test_divisors_of_enormous_batches_are_proposed_at_once() -> None:
         RunSettings.from_cli(["--rollout-batch-size", str(10**18), "--num-steps-per-rollout", "7"])
 
 
-def test_a_home_that_is_nobodys_is_no_traceback() -> None:
+def test_the_home_of_an_unknown_user_is_no_such_folder() -> None:
     settings = RunSettings.from_cli(["--hf-checkpoint", "~nobody-of-that-name/model", "--env", "a:b"])
     with pytest.raises(SettingsError, match="no such folder"):
         settings.check_complete("rollout")

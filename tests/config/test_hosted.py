@@ -50,7 +50,7 @@ def test_it_needs_an_address_and_a_name_and_no_folder() -> None:
         "--opd-teacher-url http://t",
     ],
 )
-def test_what_it_cannot_follow_is_refused_by_name(flags: str) -> None:
+def test_settings_that_a_hosted_model_does_not_support_are_refused(flags: str) -> None:
     flag = flags.split()[0].replace("--no-rollout-skip", "--rollout-skip")
     assert f"{flag} with --engine openai: " in refused(f"{HOST} {flags}")
 
@@ -60,7 +60,7 @@ def test_slimes_rollout_functions_are_refused_by_name() -> None:
     assert "rollout_function_path with --engine openai" in refused(f"{HOST} {options}")
 
 
-def test_what_it_can_follow_is_not_refused() -> None:
+def test_settings_that_a_hosted_model_supports_are_accepted() -> None:
     complete(
         f"{HOST} --rollout-temperature 0.3 --rollout-top-p 0.9 --rollout-stop x --rollout-top-k -1 --eval-top-k -1"
     )

@@ -38,7 +38,7 @@ def said(line: str, purpose: str = "train") -> tuple[list[str], list[str]]:
         ("--backend local --engine-port-base 9000", "--engine-port-base 9000 has no effect with --backend local"),
     ],
 )
-def test_a_setting_in_vain_is_refused(line: str, sentence: str) -> None:
+def test_a_setting_without_effect_is_refused(line: str, sentence: str) -> None:
     found, notes = said(line)
     assert [text for text in found if text.startswith(sentence)], (found, notes)
 
@@ -65,7 +65,7 @@ def test_in_slimes_form_it_is_named() -> None:
         "--use-kl-loss --kl-loss-coef 0.1 --ref-load x --ref-update-interval 2",
     ],
 )
-def test_what_has_an_effect_or_is_the_default_is_not_spoken_of(line: str) -> None:
+def test_settings_with_an_effect_and_defaults_are_not_named(line: str) -> None:
     assert said(line) == ([], [])
 
 
@@ -108,7 +108,7 @@ def test_what_has_an_effect_or_is_the_default_is_not_spoken_of(line: str) -> Non
         ),
     ],
 )
-def test_what_is_nobodys_mistake_is_named(line: str, purpose: str, note: str) -> None:
+def test_a_setting_without_effect_that_is_no_mistake_is_only_named(line: str, purpose: str, note: str) -> None:
     assert said(line, purpose) == ([], [note])
 
 

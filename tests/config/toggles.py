@@ -119,7 +119,7 @@ CONTEXTS = {
     "entropy": "--entropy-target 99 --entropy-coef 0.001 --num-rollout 3",
     "clip-cov": "--entropy-control clip --covariance-low=-99 --covariance-high 99 --covariance-ratio 0.5",
     "kl-cov": "--entropy-control kl --num-steps-per-rollout 2 --covariance-ratio 0.5",
-# Deterministic: the teacher scores a group while another plays, so batch composition depends on the machine's load.
+    # Deterministic: the teacher scores a group while another plays, so batch composition depends on the machine's load.
     "itself": "--use-opd --opd-type self --opd-privileged-key label --embedded-deterministic",
     "gigpo": f"--env plugins.py:Turns --turn-credit gigpo --rollout-stop-token-ids {STOPS} --rollout-max-response-len 40",
     "two": f"--env plugins.py:Two --reward-key a --rollout-stop-token-ids {STOPS}",

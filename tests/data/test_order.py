@@ -21,7 +21,7 @@ def test_epochs_and_seeds_differ() -> None:
 
 
 def test_the_shuffle_never_changes_between_releases() -> None:
-    # A resumed run must draw what the run that was stopped would have drawn, whatever was upgraded in between.
+    # A resumed run must draw what the stopped run would have drawn, also after an upgrade of any package.
     assert [permute(i, 10, seed=42, epoch=0) for i in range(10)] == [3, 2, 1, 7, 5, 4, 0, 6, 9, 8]
 
 
@@ -30,7 +30,7 @@ def test_rows_land_evenly() -> None:
     for epoch in range(4000):
         for i in range(8):
             hits[i][permute(i, 8, seed=1, epoch=epoch)] += 1
-    # 500 expected in each of the 64 cells; 400..600 is far outside chance (over 4 standard deviations).
+    # 500 are expected in each of the 64 cells; 400..600 is over 4 standard deviations.
     assert all(400 < count < 600 for row in hits for count in row)
 
 

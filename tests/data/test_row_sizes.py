@@ -1,4 +1,4 @@
-"""Files of a few bytes that stand for rows of many."""
+"""Files of a few bytes that expand to many bytes of rows."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def test_a_long_line_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_many_rows_share_is_kept_once(tmp_path: Path) -> None:
-    """All 100,000 rows together would have 100 GB."""
+    """Without sharing, 100,000 rows would take 100 GB."""
     rows = open_rows(parquet(tmp_path, pa.table({"input": repeated(100_000, 1_000_000)})))
     assert len(rows.read(99_999)["input"]) == 1_000_000
 

@@ -120,7 +120,7 @@ def test_the_buffer_is_saved(tmp_path: Path) -> None:
 
 
 def best_first(args: Any, buffer: list[list[Sample]], num_samples: int) -> list[list[Sample]]:
-    """A filter that, as in slime's example, leaves the buffer as it is."""
+    """A filter that leaves the buffer unchanged, as slime's example does."""
     return sorted(buffer, key=lambda group: -(group[0].index or 0))[:num_samples]
 
 

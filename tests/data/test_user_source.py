@@ -1,4 +1,4 @@
-"""Users' data sources by path: every constructor form, every shape of answer, every mistake."""
+"""Users' data sources by path: every constructor form, every shape of result, every mistake."""
 
 import threading
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class FromNothing(FromArgs):
 
 
 class Reversed(RolloutDataSourceWithBuffer):
-    """A subclass that changes the filter only."""
+    """A subclass that changes only the filter."""
 
     def buffer_filter(self, args: Any, buffer: list[list[Sample]], num_samples: int) -> list[list[Sample]]:
         return buffer[::-1][:num_samples]

@@ -1,6 +1,6 @@
-"""Models of other layers than the demo's learn the calculator in ten steps.
+"""Models with other layers than the demo's learn the calculator in ten steps.
 
-The numbers of each family that megatron has a table for are compared in tests/train/megatron/test_families.py.
+tests/train/megatron/test_families.py compares the numbers of each family that megatron supports.
 """
 
 import json
@@ -16,9 +16,9 @@ from examples.tiny_models.calculator import CalculatorLessons
 from examples.tiny_models.warm_start import WarmStartSettings, in_own_process, warm_start
 
 FAMILIES: tuple[Arch, ...] = ("glm4", "qwen3_moe", "deepseek_v3")
-"""Norms behind each part, and half of a head rotated; a mixture; latent attention and a shared expert."""
+"""Norms after each part and half of each head rotated; a mixture; latent attention with a shared expert."""
 LENIENT = {"least_right": 0.85, "least_probability": 0.3}
-"""Ten steps must raise the reward; a family need not copy as well as the demo's model. One had .43 on one processor, and above .5 on another."""
+"""Ten steps must raise the reward; no family must copy as well as the demo's model. One had .43 or .5, by processor."""
 
 
 @pytest.mark.slow

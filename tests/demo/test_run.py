@@ -1,4 +1,4 @@
-"""The demo's settings and its reading of results; the run itself is in `make demo`."""
+"""The demo's settings and how it reads results; the run itself is in `make demo`."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_a_used_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_that_failed_names_phrases_and_mistakes_of_its_last_evaluation(tmp_path: Path) -> None:
-    """Two problems of one phrase, one of another; an earlier evaluation with other mistakes is not counted."""
+    """Two problems have one phrase, one has another. An earlier evaluation with other mistakes does not count."""
 
     def asked(number: int, question: str, reward: float) -> list[Sample]:
         said = [{"role": "user", "content": question}, {"role": "assistant", "content": "<answer>1</answer>"}]

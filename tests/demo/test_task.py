@@ -1,4 +1,4 @@
-"""The calculator task: tool, reward, and a held-out split that is really held out."""
+"""The calculator task: tool, reward, and a held-out split without overlap."""
 
 import json
 import random

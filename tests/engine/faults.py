@@ -1,7 +1,7 @@
-"""Servers that go wrong on purpose.
+"""Servers with deliberate faults.
 
-They stand in for failures that a healthy engine cannot be asked for; what an engine does when nothing is wrong is
-tested against the built-in server and against real SGLang.
+They simulate failures that a healthy engine cannot produce. The behaviour of a healthy engine is
+tested with the built-in server and with real SGLang.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,19 +21,19 @@ PARAMS = SamplingParams(temperature=1.0, max_new_tokens=4)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Return once it holds."""
+    """Wait until the condition holds."""
     with anyio.fail_after(120):
         while not condition():
             await anyio.lowlevel.checkpoint()
 
 
 def sent(server: "FaultyServer", number: int) -> bool:
-    """Whether so many requests have come."""
+    """Return true if at least `number` requests have arrived."""
     return len(server.generates) >= number
 
 
 def answer(ids: list[int], **meta: Any) -> dict[str, Any]:
-    """A well-formed answer of `/generate`."""
+    """Make a well-formed answer of `/generate`."""
     return {
         "text": "text",
         "output_ids": ids,
@@ -54,7 +54,7 @@ Reply = Callable[["FaultyServer", dict[str, Any], web.Request], Awaitable[web.St
 
 @dataclass
 class FaultyServer:
-    """Replies to each `/generate`, and to each request below /v1, with the next entry of `script`, the last one for ever; records what came."""
+    """Replies to each `/generate`, and each request below /v1, by the next entry of `script` (then the last)."""
 
     script: list[Reply]
     url: str = ""
@@ -174,7 +174,7 @@ async def serving(*script: Reply) -> AsyncIterator[FaultyServer]:
 
 
 def ok(ids: list[int], **meta: Any) -> Reply:
-    """A good answer."""
+    """Make a good answer."""
 
     async def reply(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.Response:
         prompt = len(body["input_ids"])
@@ -184,7 +184,7 @@ def ok(ids: list[int], **meta: Any) -> Reply:
 
 
 def status(code: int, body: bytes = b'{"error":{"message":"no"}}') -> Reply:
-    """An answer with this status and body."""
+    """Make an answer with this status and body."""
 
     async def reply(server: FaultyServer, _: dict[str, Any], request: web.Request) -> web.Response:
         return web.Response(status=code, body=body, content_type="application/json")
@@ -193,7 +193,7 @@ def status(code: int, body: bytes = b'{"error":{"message":"no"}}') -> Reply:
 
 
 async def reset(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
-    """Half an answer, then the connection breaks."""
+    """Make half an answer, then the connection breaks."""
     response = web.StreamResponse(headers={"content-length": "1000"})
     await response.prepare(request)
     await response.write(b'{"text": "half')
@@ -203,7 +203,7 @@ async def reset(server: FaultyServer, body: dict[str, Any], request: web.Request
 
 
 async def silence(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
-    """No answer until the request is aborted."""
+    """Send no answer until the request is aborted."""
     await server.aborted.wait()
     finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
     return web.json_response(
@@ -212,20 +212,20 @@ async def silence(server: FaultyServer, body: dict[str, Any], request: web.Reque
 
 
 async def hanging(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
-    """No answer while the server hangs, whatever is aborted."""
+    """Send no answer while the server hangs, even after an abort."""
     if server.hangs:
         await anyio.sleep_forever()
     return await ok([5])(server, body, request)
 
 
 async def late(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
-    """A good answer once something was aborted."""
+    """Make a good answer once a request was aborted."""
     await server.aborted.wait()
     return await ok([5])(server, body, request)
 
 
 def retry_after(seconds: int) -> Reply:
-    """Busy, for so many seconds."""
+    """Answer that the server is busy, for this many seconds."""
 
     async def reply(server: FaultyServer, _: dict[str, Any], request: web.Request) -> web.Response:
         return web.Response(status=429, headers={"Retry-After": str(seconds)})

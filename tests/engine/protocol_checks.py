@@ -1,4 +1,4 @@
-"""What every engine must do, whatever its kind: run against the built-in server and against real SGLang."""
+"""Checks that every kind of engine must pass: run against the built-in server and against real SGLang."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG = SamplingParams(temperature=1.0, max_new_tokens=1500, ignore_eos=True)
 
 
 def reference_log_probs(model: Path, prompt: list[int], ids: list[int], temperature: float = 1.0) -> torch.Tensor:
-    """Log-probs of `ids` after `prompt` under a plain forward of the Hugging Face model, float32 [len(ids)]."""
+    """Return log-probs of `ids` after `prompt` by a plain forward of the Hugging Face model, float32 [len(ids)]."""
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():
         logits = network(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
@@ -36,14 +36,14 @@ def reference_log_probs(model: Path, prompt: list[int], ids: list[int], temperat
 
 
 def check_log_probs(model: Path, got: Generation, *, tolerance: float, temperature: float = 1.0) -> None:
-    """The engine's log-probs are the reference's to within `tolerance`."""
+    """Check that the engine's log-probs equal the reference's within `tolerance`."""
     want = reference_log_probs(model, PROMPT, got.ids, temperature)
     worst = (torch.tensor(got.log_probs) - want).abs().max().item()
     assert worst <= tolerance, f"log-probs differ from the reference by {worst}"
 
 
 async def check_generate(pool: EnginePool, model: Path, tolerance: float) -> None:
-    """Ids, log-probs, stop reasons."""
+    """Check ids, log-probs, and stop reasons."""
     got = await pool.generate(PROMPT, SHORT, session_id="s")
     assert len(got.ids) == 12
     assert got.finish_reason.type == "length"
@@ -61,7 +61,7 @@ async def check_generate(pool: EnginePool, model: Path, tolerance: float) -> Non
 
 
 async def check_scores(pool: EnginePool, model: Path, tolerance: float) -> None:
-    """Log-probs of given tokens, whether or not their beginning is cached, and the engine's tokenizer."""
+    """Check log-probs of given tokens, with and without a cached prefix, and the engine's tokenizer."""
     ids = [*PROMPT, 99, 3, 407, 12, 12]
     for count in (5, 1, len(ids) - 1, 5):
         got = await pool.log_probs(ids, count, session_id="s")
@@ -73,7 +73,7 @@ async def check_scores(pool: EnginePool, model: Path, tolerance: float) -> None:
 
 
 async def check_abort(pool: EnginePool) -> None:
-    """An aborted request returns what it has, with one log-prob a token."""
+    """Check that an aborted request returns its tokens, with one log-prob each."""
     got: list[Generation] = []
 
     async def call() -> None:
@@ -88,7 +88,7 @@ async def check_abort(pool: EnginePool) -> None:
 
 
 async def check_cancel(pool: EnginePool) -> None:
-    """A cancelled call leaves nothing running."""
+    """Check that a cancelled call leaves no request running."""
     async with anyio.create_task_group() as group:
         group.start_soon(pool.generate, PROMPT, LONG)
         await running(pool, 1)
@@ -99,7 +99,7 @@ async def check_cancel(pool: EnginePool) -> None:
 async def check_update_in_flight(
     pool: EnginePool, model: Path, other: Path, tolerance: float, running: Callable[[int], Awaitable[None]]
 ) -> None:
-    """A call that an update or a hold comes upon goes on, says which token has which version, and is right about it."""
+    """Check that a call continues after a pause and an update. Each token must have the right version and log-prob."""
     await pool.receive(DiskUpdate(str(model)), "one")
     exact = pool.settings.pause_generation_mode != "in_place"
     got: list[Generation] = []
@@ -127,7 +127,7 @@ async def check_update_in_flight(
 
 
 async def check_every_mode(pool: EnginePool, model: Path, other: Path, tolerance: float) -> None:
-    """Updates in flight, by each `--pause-generation-mode`."""
+    """Check updates in flight with each `--pause-generation-mode`."""
     for mode in get_args(PauseMode):
         settings = pool.settings.model_copy(update={"pause_generation_mode": mode})
         async with EnginePool(pool.urls, settings, vocab_size=512) as another:
@@ -135,7 +135,7 @@ async def check_every_mode(pool: EnginePool, model: Path, other: Path, tolerance
 
 
 async def check_broadcast(pool: EnginePool, model: Path, tolerance: float, backend: str = "gloo") -> None:
-    """New weights in flat buckets from rank 0, which is this process."""
+    """Check new weights in flat buckets from rank 0, which is this process."""
     weights = load_file(model / "model.safetensors")
     port = free_port()
     specs = [
@@ -174,7 +174,7 @@ async def check_broadcast(pool: EnginePool, model: Path, tolerance: float, backe
 
 
 async def running(pool: EnginePool, count: int, timeout: float = 20.0) -> None:
-    """Wait until the first engine says that so many requests run."""
+    """Wait until the first engine reports this many running requests."""
     async with HttpTransport(EngineSettings()) as transport:
         with anyio.fail_after(timeout):
             while True:

@@ -1,4 +1,4 @@
-"""Adapters at the built-in engine: loaded alone, asked for by name, and as good as merged weights."""
+"""Adapters in the built-in engine: loaded alone, requested by name, and equal to merged weights."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ SHAPE = LoraShape(2, 4.0, ("q_proj", "down_proj"))
 
 @pytest.fixture
 def adapter(tiny_model: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """An adapter, and a folder of the model with it merged into its weights."""
+    """Make an adapter, and a folder of the model with it merged into its weights."""
     torch.manual_seed(5)
     model, tensors = AutoModelForCausalLM.from_pretrained(tiny_model), dict[str, torch.Tensor]()
     for name, layer in SHAPE.layers(model).items():

@@ -1,4 +1,4 @@
-"""Servers that ask for a key: whatever we send them carries it, and who has none is told which setting it is."""
+"""Servers that require a key: every request of ours carries it, and an error without a key names the setting."""
 
 import asyncio
 import socket
@@ -28,7 +28,7 @@ from tests.support.nightly import nightly
 
 
 class Keyed:
-    """`app`, for those who know the key; also its health, though SGLang tells anybody that."""
+    """`app` behind a key. Its health is too, although SGLang's needs no key."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -72,7 +72,7 @@ async def test_requests_calls_and_probes_carry_the_key(keyed: tuple[str, Keyed],
     assert app.refused == []
 
 
-async def test_who_has_no_key_is_told_which_setting_it_is(keyed: tuple[str, Keyed]) -> None:
+async def test_an_error_without_a_key_names_the_setting(keyed: tuple[str, Keyed]) -> None:
     url, app = keyed
     async with EnginePool([url], settings(url), vocab_size=512) as pool:
         for ask in (pool.model_info(), pool.generate([1, 2], SamplingParams(temperature=1.0, max_new_tokens=3))):
@@ -88,7 +88,7 @@ CONTROL = [
 
 
 def asked(options: Options, method: str, path: str, **headers: str) -> int:
-    """The status of an application's answer, without its model: keys are looked at first."""
+    """Return the status of an application's answer, without its model: keys are checked first."""
     app = Starlette(routes=server.routes_of(options, {}), exception_handlers={RequestError: refusal})
     app.state.service = None
     client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
@@ -99,7 +99,7 @@ def asked(options: Options, method: str, path: str, **headers: str) -> int:
 
 @pytest.mark.parametrize(("method", "path"), nightly(CONTROL, 3))
 def test_control_is_for_those_who_know_its_key(method: str, path: str) -> None:
-    """As SGLang 0.5.23: the admin key if there is one, else the API key."""
+    """Like SGLang 0.5.23: the admin key if there is one, else the API key."""
     bare, one = Options("m"), Options("m", api_key="A")
     both, admin = Options("m", api_key="A", admin_api_key="B"), Options("m", admin_api_key="B")
     for options, key in ((one, "A"), (both, "B"), (admin, "B")):

@@ -1,4 +1,4 @@
-"""Work beside a context."""
+"""Background tasks of a context."""
 
 import logging
 

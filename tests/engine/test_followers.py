@@ -1,4 +1,4 @@
-"""Pools of other processes that generate at a pool's engines: they stop for an update and go on with its weights."""
+"""Pools in other processes that use a pool's engines: they pause for an update and resume with its weights."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -37,7 +37,7 @@ class Remote(EngineFollower):
 async def followed(
     *script: Reply, settings: EngineSettings = FAST, kind: type[Remote] = Remote
 ) -> AsyncIterator[tuple[FaultyServer, EnginePool, Remote]]:
-    """A server that answers so, its pool with weights of version 1, and a follower."""
+    """Start a server with this script, its pool with weights of version 1, and a follower."""
     async with (
         serving(*script) as server,
         EnginePool([server.url], settings, vocab_size=512) as pool,
@@ -50,7 +50,7 @@ async def followed(
 
 
 async def interrupted(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
-    """Two tokens, then the engine's abort for an update."""
+    """Answer with two tokens and the engine's abort for an update."""
     version = server.version
     await server.aborted.wait()
     finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
@@ -83,7 +83,7 @@ async def test_an_answer_of_the_new_weights_that_comes_before_a_follower_is_rele
 
     class Late(Remote):
         async def release(self, version: str | None, folder: DiskUpdate | None) -> None:
-            resumed.set()  # the engine goes on
+            resumed.set()  # the engine continues
             if self.said.count("hold") > 1:
                 await until(lambda: bool(got))
             await super().release(version, folder)
@@ -131,7 +131,7 @@ async def test_an_engine_that_missed_an_update_gets_none_of_a_followers_requests
         assert not [path for path in server.paths if "update" in path or "resume" in path], "a follower repairs nothing"
 
 
-async def test_freed_memory_holds_followers_until_it_is_there_again() -> None:
+async def test_offloaded_memory_pauses_followers_until_the_onload() -> None:
     async with (
         serving(ok([10])) as server,
         EnginePool([server.url], FAST, vocab_size=512) as pool,

@@ -1,4 +1,4 @@
-"""A hosted model: what is sent, what is read of an answer, and what becomes of a server that fails."""
+"""A hosted model: the request, the parts of an answer that are read, and failures of the server."""
 
 import json
 import time
@@ -30,7 +30,7 @@ CALL = {"id": "c7", "type": "function", "function": {"name": "add", "arguments":
 
 
 def completion(finish: str | None = "stop", **message: Any) -> bytes:
-    """A chat completion with this message."""
+    """Make a chat completion with this message."""
     choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": None, **message}}
     return json.dumps({"choices": [choice], "usage": {"prompt_tokens": 5, "completion_tokens": 3}}).encode()
 
@@ -39,14 +39,14 @@ HELLO = status(200, completion(content="Hello."))
 
 
 async def silence(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
-    """No answer."""
+    """Send no answer."""
     await anyio.sleep(60)
     return web.Response()
 
 
 @asynccontextmanager
 async def hosted(*script: Reply, **settings: Any) -> AsyncIterator[tuple[HostedModel, FaultyServer]]:
-    """A model at a server that answers by the script."""
+    """Yield a model at a server that answers by the script."""
     given = {"engine_retry_backoff": 0.0, "engine_max_retries": 2, **settings}
     async with serving(*script) as server:
         own = EngineSettings(engine="openai", base_url=f"{server.url}/v1/", hosted_model="big", **given)

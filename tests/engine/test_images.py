@@ -1,4 +1,4 @@
-"""Prompts with images through the pool: the built-in engine sees them as transformers does, and no other prompt passes."""
+"""Prompts with images through the pool: the built-in engine agrees with transformers, and bad prompts are rejected."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -47,7 +47,7 @@ async def pool(folder: Path) -> AsyncIterator[EnginePool]:
 
 
 async def turn(pool: EnginePool, sample: Sample) -> int:
-    """Have the model write a turn, and return the number of tokens from the prefix cache."""
+    """Let the model write a turn. Returns the number of tokens from the prefix cache."""
     images = ImageInputs.of(sample.images, sample.image_spans)
     got = await pool.generate(sample.tokens, PARAMS, images=images)
     sample.append_model(got.ids, got.log_probs, got.weight_versions)

@@ -1,4 +1,4 @@
-"""Calls of a pool that are interrupted by a hold, an update or an abort: they go on with their tokens, or end with them."""
+"""Calls of a pool that a pause, an update or an abort interrupts: they continue with their tokens, or end with them."""
 
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from tests.engine.faults import FAST, PARAMS, FaultyServer, answer, late, ok, se
 
 
 class Sampler:
-    """A reply that samples 10, 11, ... until it is aborted or `limit` ids after the prompt [1] are there."""
+    """A reply that samples 10, 11, ... until it is aborted or `limit` ids after the prompt [1] exist."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -35,7 +35,7 @@ class Sampler:
         )
 
 
-async def test_a_held_call_goes_on_with_its_tokens_and_its_time_stands_still() -> None:
+async def test_a_paused_call_continues_with_its_tokens_and_its_deadline_pauses() -> None:
     got: list[Generation] = []
     params = SamplingParams(max_new_tokens=8)
     async with serving(Sampler(8)) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
@@ -85,7 +85,7 @@ async def test_a_call_that_works_on_during_an_update_has_tokens_of_both_versions
     assert server.loaded == ["/weights/1", "/weights/2"]
 
 
-async def test_an_answer_that_is_held_to_a_grammar_begins_again() -> None:
+async def test_an_interrupted_answer_with_a_grammar_begins_again() -> None:
     class Whole(Sampler):
         async def __call__(
             self, server: FaultyServer, body: dict[str, Any], request: web.Request
@@ -165,7 +165,7 @@ async def test_a_call_in_a_back_off_can_be_aborted() -> None:
 
 
 async def test_an_abort_is_repeated_if_its_request_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that is still reading a request knows nothing of it yet."""
+    """An engine that is still reading a request does not know the request yet."""
     monkeypatch.setattr(requests, "_ABORT_AGAIN", 0.0)
     read = anyio.Event()
 
@@ -189,7 +189,7 @@ async def test_an_abort_is_repeated_if_its_request_goes_on(monkeypatch: pytest.M
 async def test_a_call_that_is_interrupted_behind_its_stop_token_has_ended(
     ignore_eos: bool | None, ids: list[int]
 ) -> None:
-    """SGLang says abort, and not stop, of a request whose abort it heeds in the step of its stop token."""
+    """SGLang says abort, not stop, if it handles the abort in the step of the request's stop token."""
 
     async def ends(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
         await server.aborted.wait()

@@ -1,4 +1,4 @@
-"""Starting, failing to start, stopping, and dying together. The built-in server is real; processes that only
+"""Starting, failing to start, stopping, and ending with the parent. The built-in server is real; processes that only
 misbehave (end at once, never answer) are small stand-ins reached through `engine_python`."""
 
 import os
@@ -33,7 +33,7 @@ class StandIn(Protocol):
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> StandIn:
-    """Make an `engine_python` that runs a shell script instead of a server: a fault-injection stand-in."""
+    """Make an `engine_python` that runs a shell script instead of a server, to inject faults."""
 
     def make(script: str, timeout: float = 60.0) -> EngineSettings:
         path = tmp_path / "python"
@@ -45,7 +45,7 @@ def stand_in(tmp_path: Path) -> StandIn:
 
 
 def gone(pid: int, timeout: float) -> bool:
-    """Whether the process ends within `timeout` seconds (also true if it already has)."""
+    """Return true if the process ends within `timeout` seconds, or has ended already."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -149,7 +149,7 @@ async def test_checking_a_launch_starts_nothing() -> None:
         await check_launch(EngineSettings(engine_port_base=port), 1, local=False)
         with pytest.raises(SettingsError, match="--engine-port-base 65535: port 65536 of the last engine"):
             await check_launch(EngineSettings(engine_port_base=65535), 2)
-        # Something that takes connections and is slow to answer may be an engine that is still loading.
+        # A process that accepts connections and answers slowly may be an engine that is still loading.
         await check_launch(nobody.model_copy(update={"engine_connect_timeout": 0.05}), 1)
     with pytest.raises(SettingsError, match="--rollout-external-engine-addrs"):
         await check_launch(EngineSettings(engine="external"), 1)

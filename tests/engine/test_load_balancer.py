@@ -75,7 +75,7 @@ def test_loads_add_up_and_live_sessions_never_move(count: int, steps: list[tuple
 def test_the_longest_unused_session_is_forgotten_first() -> None:
     balance = of("a", "b", max_sessions=1)
     first = choose(balance, "s", 0.0)
-    choose(balance, "t", 0.0)  # pushes "s" out
+    choose(balance, "t", 0.0)  # evicts "s"
     choose(balance, None, 0.0)
     choose(balance, None, 0.0)
     balance.answered(first)
@@ -97,7 +97,7 @@ def test_an_engine_that_failed_gets_one_request_a_rest_until_it_answers_well() -
     balance = of("a", "b")
     sick = balance.members[0]
     balance.failed(sick, 0.0)
-    for _ in range(5):  # those that were under way count once
+    for _ in range(5):  # those in flight count once
         balance.failed(sick, 0.5)
     assert (sick.failures, sick.rests_until) == (1, 1.0)
     assert [choose(balance, None, 1.5) is sick for _ in range(4)] == [True, False, False, False]

@@ -1,4 +1,4 @@
-"""The built-in engine inside this process: the same answers as from a server, and a process that stays as it was."""
+"""The built-in engine inside this process: the same answers as from a server, and no changes to the process."""
 
 import signal
 from functools import partial
@@ -31,7 +31,7 @@ def pool_over(transport: OwnTransport) -> EnginePool:
 
 
 async def play(pool: EnginePool) -> list[Generation]:
-    """Conversations of three turns that share their beginning, each turn with a seed of its own."""
+    """Play conversations of three turns with a common beginning; each turn has its own seed."""
     found = []
     for conversation in range(3):
         ids = [10, 60, 61, 62]
@@ -45,7 +45,7 @@ async def play(pool: EnginePool) -> list[Generation]:
 
 
 async def running(transport: OwnTransport, count: int) -> None:
-    """Wait until so many requests run."""
+    """Wait until this many requests run."""
     with anyio.fail_after(120):
         while (
             orjson.loads((await transport.exchange("GET", f"{transport.url}/v1/loads"))[1])["loads"][0][
@@ -76,7 +76,7 @@ async def test_a_cancelled_call_stops_sampling(transport: OwnTransport) -> None:
         group.start_soon(transport.exchange, "POST", f"{transport.url}/generate", generate_body())
         await running(transport, 1)
         group.cancel_scope.cancel()
-    # The exchange alone: no abort_request was sent.
+    # Only the exchange: no abort_request was sent.
     await running(transport, 0)
 
 
@@ -125,7 +125,7 @@ async def test_a_crash_of_the_engine_leaves_the_process_alone(
     monkeypatch.setattr(signal, "raise_signal", signals.append)
     monkeypatch.setattr(Engine, "step", broken)
     pool = pool_over(transport)
-    with pytest.raises(EngineFailure, match="crashed"):  # the engine's own last word, or that it has gone
+    with pytest.raises(EngineFailure, match="crashed"):  # the engine's last answer, or a connection error
         await pool.generate([1, 2, 3], LONG)
     with pytest.raises(EngineFailure, match="503: the engine in this process has crashed"):
         await pool.generate([1, 2, 3], LONG)

@@ -1,4 +1,4 @@
-"""Members of a pool come and go: who is fed, who is given weights, and how long a call waits for somebody to come back."""
+"""Members of a pool come and go: which get requests and weights, and how long a call waits for a member to return."""
 
 import logging
 from pathlib import Path
@@ -40,7 +40,7 @@ async def test_an_engine_with_other_weights_is_noticed_and_given_the_current_one
     ):
         await pool.receive(DiskUpdate(str(tmp_path)), "7")
         assert (await pool.generate([1], PARAMS)).weight_version == "7"
-        server.version = "default"  # started again, and nobody noticed
+        server.version = "default"  # restarted, and the pool has not noticed
         assert (await pool.generate([1], PARAMS)).weight_version == "7"
     assert server.loaded == [str(tmp_path)] * 2
 
@@ -124,7 +124,7 @@ async def test_an_address_that_is_no_sglang_server_is_named() -> None:
 
 
 class Refusing(HttpTransport):
-    """Refuses every connection so many times after the first request has been lost."""
+    """Refuses this many connections after the first request has been lost."""
 
     def __init__(self) -> None:
         super().__init__(EngineSettings())
@@ -147,7 +147,7 @@ async def test_patience_for_an_engine_that_is_gone_counts_from_when_it_went() ->
     )
 
     async def dies(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
-        await anyio.sleep(0.5)  # longer than the patience
+        await anyio.sleep(0.5)  # longer than the timeout
         transport.down = True
         return await reset(server, body, request)
 
@@ -236,7 +236,7 @@ async def test_an_engine_that_is_paused_for_an_update_does_not_hang() -> None:
 # ---- members that are brought back -------------------------------------------------------------------------------
 
 
-async def test_an_engine_that_hangs_as_it_is_brought_back_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_an_engine_that_hangs_during_its_recovery_delays_no_other_engine(tmp_path: Path) -> None:
     settings = FAST.model_copy(update={"engine_probe_interval": 0.05})
     async with (
         serving(ok([5])) as hangs,
@@ -281,7 +281,7 @@ async def test_sessions_of_an_engine_that_leaves_while_it_is_updated_go_elsewher
         async with serving(ok([6])) as stays:
             await pool.join(stays.url)
             pool.leave(leaves.url)
-            pool._registry.sent("1", None, (left, *pool.members))  # it took them, and then it was gone
+            pool._registry.sent("1", None, (left, *pool.members))  # it loaded them, and then it was gone
             assert (await pool.generate([1], PARAMS, session_id="s", deadline=5.0)).ids == [6]
         assert left.in_flight == 0
 
@@ -332,7 +332,7 @@ async def test_a_lost_engine_is_not_brought_back_while_weights_are_updated(tmp_p
 
 
 class Scripted(HttpTransport):
-    """Answers each `/generate` and each probe with the next entry of its script, the last one for ever."""
+    """Answers each `/generate` and each probe with the next entry of its script, then always with the last."""
 
     def __init__(self, generates: list[Reply], probes: list[int]) -> None:
         super().__init__(EngineSettings())
@@ -361,7 +361,7 @@ async def test_the_only_engine_is_asked_again_when_it_said_and_not_before() -> N
 
 @virtual_time
 async def test_probes_missed_long_ago_do_not_count() -> None:
-    """Every other probe is missed: an engine is lost after two in a row only."""
+    """Every other probe is missed: an engine counts as lost only after two in a row."""
     transport = Scripted([Reply(200, b"")], [503, 200] * 50)
     async with EnginePool(["http://one"], FAST, vocab_size=512, transport=transport) as pool:
         while len(transport.probes) > 1:
@@ -371,7 +371,7 @@ async def test_probes_missed_long_ago_do_not_count() -> None:
 
 
 class Away(Scripted):
-    """No connection comes up before this time on the loop's clock; a request then finds the weights of a new start."""
+    """Refuses connections before this time on the loop's clock. The next request then finds a restarted engine."""
 
     def __init__(self, until: float) -> None:
         super().__init__([Reply(200, orjson.dumps(answer([5], prompt_tokens=1)))], [200])
@@ -399,8 +399,8 @@ async def test_an_update_waits_for_the_only_engine_to_be_started_again(tmp_path:
 
 
 @virtual_time
-async def test_trials_of_an_engine_that_is_away_are_no_failures_of_the_request(tmp_path: Path) -> None:
-    """With one retry: it is lost with the request, answers nothing but 503 for a while, and comes back."""
+async def test_attempts_at_a_lost_engine_do_not_count_as_retries(tmp_path: Path) -> None:
+    """With one retry: the engine is lost with the request, answers 503 for a while, and returns."""
     settings = FAST.model_copy(
         update={"engine_absence_timeout": 60.0, "engine_max_retries": 1, "engine_retry_backoff": 1.0}
     )

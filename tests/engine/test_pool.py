@@ -1,4 +1,4 @@
-"""The pool against servers that go wrong on purpose (`faults`)."""
+"""The pool with servers that have deliberate faults (`faults`)."""
 
 import socket
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ from tests.support.nightly import nightly
 
 @pytest.fixture
 def closed_url() -> Iterator[str]:
-    """An address where nothing listens, nor will."""
+    """Return an address on which no program listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
@@ -270,7 +270,7 @@ async def test_abort_reaches_the_request_and_its_call_returns() -> None:
             group.start_soon(call)
             await server.arrived.wait()
             await pool.abort("mine")
-    # An engine aborts all ids that begin with the aborted one: callers' names are not sent.
+    # An engine aborts all ids that begin with the aborted id, so callers' names are not sent.
     assert set(server.aborts) == {server.generates[0]["rid"]} != {"mine"}
     assert got[0].ids == []
 

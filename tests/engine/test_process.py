@@ -1,4 +1,4 @@
-"""The supervisor of engine processes; `test_launcher` has what it does with real ones."""
+"""The supervisor of engine processes; `test_launcher` tests it with real processes."""
 
 import logging
 import os

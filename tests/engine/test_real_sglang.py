@@ -44,7 +44,7 @@ async def test_everything_an_engine_must_do(pool: EnginePool, tiny_model: Path, 
 async def test_an_engine_of_two_machines_is_started_again_as_a_whole(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two parts of SGLang, which see this machine as two; one is killed."""
+    """Two parts of SGLang run on two simulated machines; one is killed."""
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
     settings = sglang_settings().model_copy(update={"engine_absence_timeout": 600.0})
     meeting = f"127.0.0.1:{free_port()}"

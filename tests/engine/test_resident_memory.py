@@ -1,4 +1,4 @@
-"""Engines of a pool that give their memory back while somebody else needs it."""
+"""Engines of a pool that offload their memory while another program needs it."""
 
 import math
 from pathlib import Path
@@ -25,7 +25,7 @@ WEIGHTS = frozenset({"weights"})
 
 
 class Saver(Recorder):
-    """Engines that say what they can do, and which life of theirs this is."""
+    """Engines that report their capabilities and the number of their restarts."""
 
     def __init__(self, saver: bool) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Saver(Recorder):
         return reply
 
     def moved(self) -> list[tuple[str, list[str]]]:
-        """What one engine was asked for since the last look."""
+        """Return the requests to one engine since the last call."""
         found = [(path.split("_")[0][1:], body["tags"]) for host, path, body in self.calls if body and host == "one"]
         self.calls.clear()
         return found
@@ -127,7 +127,7 @@ async def test_an_engine_without_a_memory_saver_is_named() -> None:
 
 
 class ReleasedWeights(Saver):
-    """An engine whose released base weights come back as NaN, unless it keeps a copy of them."""
+    """An engine whose offloaded base weights return as NaN, unless it keeps a copy."""
 
     def __init__(self, backup: bool) -> None:
         super().__init__(saver=True)
@@ -164,7 +164,7 @@ async def test_whole_updates_need_no_copy() -> None:
     await pool.set_resident_memory(frozenset())
 
 
-async def test_one_that_comes_back_meanwhile_gives_its_memory_back_too() -> None:
+async def test_an_engine_that_returns_while_others_are_offloaded_offloads_too() -> None:
     engines = Saver(True)
     async with EnginePool(["http://one"], SETTINGS, vocab_size=8, transport=engines) as pool:
         await pool.set_resident_memory(frozenset())

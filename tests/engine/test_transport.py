@@ -1,4 +1,4 @@
-"""One HTTP exchange: what it raises."""
+"""One HTTP exchange: the exceptions that it raises."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What engines are told at a weight update, in which order, and what they are told when it fails."""
+"""The requests to engines during a weight update, their order, and the requests after a failure."""
 
 import pickle
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ AROUND = ["/pause_generation", "/flush_cache"], ["/continue_generation"]
 
 
 class Recorder(HttpTransport):
-    """A transport to engines that agree to everything but what `refuses` says, by host and path; writes down what came."""
+    """A transport whose engines accept everything except `refuses`, by host and path. Records the requests."""
 
     def __init__(self, refuses: Mapping[tuple[str, str], list[int]] | None = None) -> None:
         self.refuses = {key: list(statuses) for key, statuses in (refuses or {}).items()}
@@ -55,11 +55,11 @@ class Recorder(HttpTransport):
         return Reply(statuses.pop(0), b"")
 
     def paths(self, host: str) -> list[str]:
-        """The paths that `host` was asked for, in order."""
+        """Return the paths of the requests to `host`, in order."""
         return [path for at, path, _ in self.calls if at == host]
 
     def body(self, path: str) -> Any:
-        """The body of the first call of `path`."""
+        """Return the body of the first request to `path`."""
         return next(body for _, at, body in self.calls if at == path)
 
 
@@ -68,7 +68,7 @@ def pool_over(recorder: Recorder) -> EnginePool:
 
 
 async def joined(pool: EnginePool, recorder: Recorder) -> EnginePool:
-    """The pool, after all of it joined `group`, which is not in the record."""
+    """Return a pool whose members have all joined `group`; joining is not in the record."""
     await pool.join_weight_group(WeightGroup(0, 24, "address", 1, 3, "group", "gloo", 1, await pool.epoch()))
     recorder.calls.clear()
     return pool
@@ -90,7 +90,7 @@ async def test_pause_flush_update_resume_on_all_engines_in_step(update: WeightUp
     assert pool.version is None
     await pool.receive(update, "7")
     order = [*AROUND[0], *steps, *AROUND[1]]
-    # No engine takes a step before all have taken the one before it.
+    # No engine starts a step before all have finished the one before.
     assert [path for _, path, _ in recorder.calls] == [path for path in order for _ in URLS]
     assert recorder.paths("one") == recorder.paths("two") == order
     assert pool.version == "7"
@@ -116,7 +116,7 @@ async def test_what_an_update_says() -> None:
 
 
 async def test_buckets_in_shared_memory_are_taken_one_by_one() -> None:
-    """An offer returns when engines have the bucket; the offer of an update that failed is no part of the next one."""
+    """An offer returns when engines have the bucket. A bucket of a failed update is not part of the next update."""
     recorder = Recorder()
     pool = pool_over(recorder)
     async with anyio.create_task_group() as tasks:
@@ -162,7 +162,7 @@ async def test_who_misses_an_update_is_left_out_and_samples_again(path: str) -> 
 
 
 @pytest.mark.parametrize("path", PATHS[:3])
-async def test_an_update_that_nobody_takes_fails_and_leaves_all_as_they_were(path: str) -> None:
+async def test_an_update_that_no_engine_accepts_fails_and_changes_no_engine(path: str) -> None:
     refused = {(host, path + end): [400] for host in ("one", "two") for end in ("", "?timeout=60")}
     recorder = Recorder(refused)
     pool = pool_over(recorder)
@@ -213,7 +213,7 @@ async def test_one_late_answer_does_not_lose_an_engine() -> None:
     assert [member.weights for member in pool.members] == ["current"] * 2
 
 
-async def test_a_broadcast_that_one_misses_fails_and_nobody_is_sampled_from() -> None:
+async def test_a_broadcast_that_one_engine_misses_fails_and_all_are_stale() -> None:
     recorder = Recorder({("two", "/update_weights_from_distributed"): [200, 400]})
     pool = await joined(pool_over(recorder), recorder)
     with pytest.raises(EngineRejected, match="/update_weights_from_distributed at http://two"):
@@ -221,7 +221,7 @@ async def test_a_broadcast_that_one_misses_fails_and_nobody_is_sampled_from() ->
     assert [member.weights for member in pool.members] == ["stale", "stale"]
 
 
-async def test_a_group_of_whom_one_was_away_has_to_be_made_again() -> None:
+async def test_a_weight_group_with_a_lost_member_must_be_made_again() -> None:
     recorder = Recorder()
     pool = await joined(pool_over(recorder), recorder)
     before = await pool.epoch()

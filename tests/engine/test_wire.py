@@ -1,4 +1,4 @@
-"""Wire types: what is sent, what is read, what is refused."""
+"""Wire types: requests, answers, and refused values."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ ASKED = RequestExpectations(prompt_tokens=3, max_new_tokens=4, vocab_size=512)
 
 
 def is_whole_answer(name: str) -> bool:
-    """Of one prompt of known ids, with log-probs; long answers were shortened in the recordings."""
+    """Return true if the answer is to one prompt of known ids, with log-probs; the recordings shorten long answers."""
     exchange = recording(name)
     body, answered = exchange["request"]["body"], exchange["response"]["json"]
     if not (isinstance(body, dict) and isinstance(answered, dict) and "output_ids" in answered):
@@ -188,7 +188,7 @@ SCORED = RequestExpectations(prompt_tokens=3, max_new_tokens=0, scored=(7, 8))
         ([], "the ids of the prompt's last 2 tokens"),
         ([[None, 6, None], [-1.0, 7, None]], "the ids of the prompt's last 2 tokens"),
         ([[None, 6, None], [-1.0, 7, None], [-1.0, 9, None]], "the ids of the prompt's last 2 tokens"),
-        ([[None, 6, None], [-1.0, 7, None], [None, 8, None]], "numbers as log-probs"),  # SGLang writes NaN so
+        ([[None, 6, None], [-1.0, 7, None], [None, 8, None]], "numbers as log-probs"),  # SGLang writes NaN like this
         ([[None, 6, None], [-1.0, 7, None], ["x", 8, None]], "numbers as log-probs"),
         ([[None, 6, None], [-1.0, 7, None], [0.3, 8, None]], "at most 0"),
         ([[None, 6, None], [-1.0, 7, None], [-1e39, 8, None]], "at most 0"),
@@ -316,7 +316,7 @@ def test_kept_sets_are_read_with_the_log_probs_among_them() -> None:
 
 def test_the_kept_sets_of_a_real_server_are_read() -> None:
     recorded = recording("generate_sampling_mask")["response"]["json"]
-    full = [[-1.0, id_, None] for id_ in recorded["output_ids"]]  # it was not asked for log-probs
+    full = [[-1.0, id_, None] for id_ in recorded["output_ids"]]  # the request had no log-probs
     recorded["meta_info"] |= {"output_token_logprobs": full}
     got = read(recorded, RequestExpectations(8, 5, 512, kept=True))
     assert list(map(len, got.kept or ())) == [3] * 5

@@ -1,4 +1,4 @@
-"""Arguments of environments: read as the class's hints say, or refused with what it takes."""
+"""Arguments of environments: converted by the class's type hints, or refused with the accepted arguments."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ def call(name: str, arguments: dict[str, Any] | str | None = None, id_: str = "c
 
 
 class Meeting(Environment):
-    """Two calls of `meet` finish only if they run at the same time; the later call is let go first."""
+    """Two calls of `meet` finish only if they run at the same time; the later call is released first."""
 
     max_turns = 2
 

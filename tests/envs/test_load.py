@@ -1,4 +1,4 @@
-"""Loading an environment by path, and the errors for what is not one."""
+"""Loading an environment by path, and the errors for other objects."""
 
 import sys
 from pathlib import Path
@@ -83,7 +83,7 @@ class Guess(Environment):
 
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """An adapter in the place of harbor's, whose environments are called by their names."""
+    """An adapter that replaces harbor's, whose environments are called by their names."""
     module = ModuleType("agentrl.adapters.harbor")
     vars(module)["environment"] = lambda name: type(name, (Guess,), {})
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -1,4 +1,4 @@
-"""Simulated users: rules in their order, and an environment that passes turns on."""
+"""Simulated users: rules in their order, and an environment that forwards turns to another."""
 
 from agentrl import Sample, Turn, tool
 from agentrl.chat.messages import ToolCall

@@ -1,4 +1,4 @@
-"""What the examples' tests share: groups of their own prompts, and every id that the engine returned, on the wire.
+"""Shared parts of the examples' tests: groups of an example's prompts, and a log of every id that the engine returned.
 
 A test module has a module-scoped fixture `model`, the folder that `server` serves.
 """
@@ -52,7 +52,7 @@ class Questions(Store):
 
 @pytest.fixture
 def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[Exchange]:
-    """Every `/generate` exchange: the ids that were sent, and the ids that came back."""
+    """Record every `/generate` exchange: the ids that were sent, and the ids that came back."""
     seen: list[Exchange] = []
     exchange = HttpTransport.exchange
 
@@ -68,7 +68,7 @@ def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[Exchange]:
 
 
 def check_who_wrote_each_token(samples: Sequence[Sample], exchanges: Sequence[Exchange]) -> None:
-    """The loss mask is 1 exactly where an exchange put its ids, and no exchange is left over."""
+    """Check that the loss mask is 1 exactly where an exchange put its ids, and that no exchange is unused."""
     for sample in samples:
         sample.validate()
         tokens, written = sample.tokens, [0] * len(sample.tokens)

@@ -1,4 +1,4 @@
-"""A fake for fault injection: `RetoolEnv` whose tool fails 5 % of its calls and hangs in 1 %, before the real tool."""
+"""A fake for fault injection: `RetoolEnv` whose tool fails in 5 % of calls and hangs in 1 %, before the real tool."""
 
 import random
 from functools import cached_property

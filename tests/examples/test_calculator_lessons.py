@@ -1,4 +1,4 @@
-"""Demonstrations: what they show, and that as samples they are token for token what the template renders."""
+"""Demonstrations: their content, and that as samples they equal the template's rendering token for token."""
 
 import random
 from collections import Counter

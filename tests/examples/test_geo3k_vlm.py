@@ -1,4 +1,4 @@
-"""Drawn scenes: what pictures and questions hold, the tools, what right answers and guesses earn, the settings."""
+"""Drawn scenes: pictures and questions, the tools, the rewards of right answers and guesses, the settings."""
 
 import json
 import random
@@ -50,7 +50,7 @@ ARGS = Args({**RmHubSettings(grader_timeout=600).model_dump(), "rm_type": "exact
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
-    """The chat of a tiny model that sees, with random weights."""
+    """Load the chat of a tiny vision model with random weights."""
     return Chat.load(str(tiny_vlm(tmp_path_factory.mktemp("model"))))
 
 
@@ -135,7 +135,7 @@ async def test_geo3k_says_if_an_answer_is_right() -> None:
 
 
 async def answered(env: Environment, chat: Chat, question: Question, answer: str, look: bool) -> Sample:
-    """The trajectory of a model that crops the right field, if it may look, and gives this answer."""
+    """Return the trajectory of a model that crops the right region, if it may crop, and gives this answer."""
     messages = list(row(question)["prompt"])
     await env.reset(sample_of(messages))
     if look:
@@ -166,7 +166,7 @@ async def test_an_oracle_earns_everything_and_guesses_what_chance_gives(chat: Ch
 
 
 def test_a_guess_without_the_picture_stays_at_chance() -> None:
-    """The best constant answer to each question, learned from 4,000 questions, on 1,000 held-out ones."""
+    """The best constant answer to each question, learned from 4,000 questions, is tested on 1,000 held-out ones."""
     seen = defaultdict[str, Counter[str]](Counter)
     for question in islice(questions("train", 0), 4000):
         seen[question.text][question.answer] += 1

@@ -1,4 +1,4 @@
-"""The examples that take the demo's way: their settings hold together, and (at night) they learn."""
+"""The examples that train like the demo: their settings are valid together, and (at night) they learn."""
 
 import importlib
 from pathlib import Path

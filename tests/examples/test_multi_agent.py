@@ -1,4 +1,4 @@
-"""The team: who is whose sample, what each member earns, and that members are compared within their role."""
+"""The team: the author of each sample, each member's reward, and that members are compared within their role."""
 
 import random
 import re
@@ -64,7 +64,7 @@ async def test_members_are_samples_of_one_trajectory_and_compared_within_their_r
             assert {one.reward for one in team} <= {0.0, 1.0, TEAM, 1.0 + TEAM}
             assert all(said(one) == one.label for one in team if one.reward in (1.0, 1.0 + TEAM))
             for one in team:
-                one.reward = draw.random()  # nobody taught this model anything
+                one.reward = draw.random()  # this model is untrained
     algorithm = algorithm_of(RunSettings.from_file(CONFIG).algorithm)
     batch = TrainBatch.from_samples(groups)
     found = estimate(batch, algorithm).advantages.numpy()

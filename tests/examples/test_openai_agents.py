@@ -1,4 +1,4 @@
-"""The calculator as agents on three packages: each plays through a gateway, under the demo's settings, and learns."""
+"""The calculator as agents on three packages: each plays through a gateway, with the demo's settings, and learns."""
 
 from dataclasses import replace
 from pathlib import Path

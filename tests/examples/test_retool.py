@@ -1,4 +1,4 @@
-"""The code-interpreter example: who wrote which token, what the lessons show, that its settings hold, faulty tools."""
+"""The code-interpreter example: the author of each token, the demonstrations, valid settings, faulty tools."""
 
 import random
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ EXAMPLE = Path("examples/retool")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model after some seconds of lessons: it calls the tool, with code that may be nonsense."""
+    """Train a small model for some seconds: it calls the tool, with code that may be nonsense."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -62,7 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def environment() -> AsyncIterator[type[Environment]]:
-    """The example's environment with its sandbox open."""
+    """Open the example's environment with its sandbox."""
     found = load_environment("examples.retool.env:RetoolEnv")
     await found.setup(None)
     yield found

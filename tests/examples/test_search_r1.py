@@ -1,4 +1,4 @@
-"""The search example: who wrote which token, what is searched, what the lessons teach, that its settings hold."""
+"""The search example: the author of each token, the queries, the demonstrations, valid settings."""
 
 import json
 import random
@@ -30,7 +30,7 @@ EXAMPLE = Path("examples/search_r1")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model that likes to write the example's tags: searches happen without training it first."""
+    """Make a random model that often writes the example's tags, so that it searches without training."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tags, end = (Chat.load(str(folder)).encode(text) for text in ("<search></search>", "<|im_end|>"))
     weights = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     with torch.no_grad():
-        # Every embedding gets a common part, which the output weights of some tokens look for.
+        # Every embedding gets a common component, to which the output weights of some tokens are aligned.
         weights.get_input_embeddings().weight[:, 0] = 1.0
         weights.get_output_embeddings().weight[:, 0] = 0.0
         weights.get_output_embeddings().weight[tags, 0] = 2.0
@@ -93,7 +93,7 @@ def test_the_right_query_finds_the_fact_first() -> None:
         world = Sample(metadata={"passages": question.passages})
         for step in question.steps:
             assert find(world, step.query).splitlines()[0] == f"Doc 1 {step}"
-        # The question as a whole does not find the last fact first where another must be looked up before.
+        # The question as a whole does not rank the last fact first if another fact must be looked up before.
         if len(question.steps) == 2:
             assert str(question.steps[1]) not in find(world, question.subject).splitlines()[0]
     assert find(world, "nonsense") == "Nothing found."

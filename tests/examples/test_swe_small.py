@@ -1,4 +1,4 @@
-"""The software-engineering example: oracle and empty patches, attacks on the hidden tests, and both forms end to end."""
+"""The software-engineering example: reference and empty patches, attacks on the hidden tests, both forms end to end."""
 
 import json
 import os
@@ -182,7 +182,7 @@ def _long(context: Any) -> Any:
 
 
 def check_turns(chat: Chat, sample: Sample, replies: list[str]) -> None:
-    """The loss mask is 1 exactly on the model's turns."""
+    """Check that the loss mask is 1 exactly on the model's turns."""
     sample.validate()
     response = sample.tokens[sample.prompt_length :]
     turns = [segment for segment in sample.segments if segment.origin == "model"]

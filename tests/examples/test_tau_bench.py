@@ -1,4 +1,4 @@
-"""The shop: its policy, its users, and what the lessons teach."""
+"""The shop: its policy, its users, and its demonstrations."""
 
 import json
 import random
@@ -19,7 +19,7 @@ from examples.tau_bench.user import user_of
 
 
 async def played(case: dict[str, Any], messages: list[Any]) -> tuple[Environment, Sample, list[str]]:
-    """An agent that says what the assistant of `messages` says, and what it heard."""
+    """Play an agent that says what the assistant of `messages` says. Returns what it received."""
     env, heard = load_environment("examples.tau_bench.shop:ShopEnv").create(), []
     sample = Sample(**{name: case[name] for name in ("prompt", "label", "metadata")})
     assert await env.reset(sample) == messages[:1]

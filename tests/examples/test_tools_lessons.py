@@ -1,4 +1,4 @@
-"""The tiny model that calls tools: what it is shown is what a run would show it, and then it earns rewards."""
+"""The tiny model that calls tools: it is trained on exactly what a run shows, and then it earns rewards."""
 
 import random
 from pathlib import Path

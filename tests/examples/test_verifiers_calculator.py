@@ -1,4 +1,4 @@
-"""The calculator as a taskset of verifiers: the demo's settings and problems, and it learns."""
+"""The calculator as a verifiers taskset: the demo's settings and problems, and it learns."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The warm start: it runs, it goes on from a model, and it names the phrases and forms that a model fails."""
+"""The warm start: it runs, continues from a model, and names the phrases and forms that a model fails."""
 
 from pathlib import Path
 

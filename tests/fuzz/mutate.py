@@ -1,9 +1,9 @@
-"""Seeded damage to real examples, and the loop that counts what becomes of it.
+"""Seeded damage to real examples, and the loop that counts the outcomes.
 
 1. `of_bytes` and `of_tree` change one to three things: bits, pieces, length; values, types, keys, depth.
-2. `fuzz` reads each mutant under a deadline. An answer is a refusal (one of the documented errors, with a message of some
-   length) or an accepted value, which `accept` then has to find sound. Anything else fails, once a kind, with the
-   number that makes it again.
+2. `fuzz` reads each mutant under a deadline. The outcome is a refusal (a documented error with a message of suitable
+   length) or an accepted value, which `accept` must find valid. Any other outcome fails, once for each kind, with the
+   number that reproduces the mutant.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ NIGHTLY = int(os.environ.get("AGENTRL_FUZZ", "10000"))
 _nightly = pytest.param(NIGHTLY, marks=[pytest.mark.slow, pytest.mark.timeout(7200)], id="nightly")
 counts = pytest.mark.parametrize("count", [200, _nightly])
 few = pytest.mark.parametrize("count", [80, _nightly])
-"""For mutants that take long to read."""
+"""The same for mutants that take long to read."""
 
 DEADLINE = 20.0
-"""Seconds that one mutant may take, on a busy machine."""
+"""Maximum seconds for one mutant on a busy machine."""
 
 ODD_TEXTS = (
     *(
@@ -101,7 +101,7 @@ def deep(depth: int) -> Any:
 
 
 def of_bytes(rng: random.Random, data: bytes, words: tuple[bytes, ...] = ()) -> bytes:
-    """`data` with one to three pieces changed."""
+    """Return `data` with one to three pieces changed."""
     for _ in range(rng.randint(1, 3)):
         at, length = rng.randrange(len(data) + 1), int(rng.paretovariate(0.7))
         match rng.randrange(7 if words else 6):
@@ -125,7 +125,7 @@ def of_bytes(rng: random.Random, data: bytes, words: tuple[bytes, ...] = ()) -> 
 
 
 def of_tree(rng: random.Random, tree: Any, odd: tuple[Any, ...] = ODD) -> Any:
-    """A copy of a JSON value with one to three nodes changed."""
+    """Return a copy of a JSON value with one to three nodes changed."""
     root = {"": tree}
     for _ in range(rng.randint(1, 3)):
         root = _copied(root)
@@ -154,7 +154,7 @@ def of_tree(rng: random.Random, tree: Any, odd: tuple[Any, ...] = ODD) -> Any:
 
 
 def _copied(value: Any, depth: int = 0) -> Any:
-    """A copy down to where `deep` begins to be deep."""
+    """Copy a value down to a depth of 50."""
     if depth > 50 or not isinstance(value, (dict, list, tuple)):
         return value
     if isinstance(value, dict):
@@ -163,7 +163,7 @@ def _copied(value: Any, depth: int = 0) -> Any:
 
 
 def _places(value: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
-    """Every place in a value, those of long lists thinned out."""
+    """Yield every place in a value; of long lists only some."""
     if depth > 50 or not isinstance(value, (dict, list)):
         return
     for key in list(value) if isinstance(value, dict) else range(0, len(value), 1 + len(value) // 20):
@@ -173,7 +173,7 @@ def _places(value: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def deadline(seconds: float = DEADLINE) -> Iterator[None]:
-    """Raises `Hang` in the block when it takes longer."""
+    """Raise `Hang` in the block if it takes longer."""
 
     def ring(signum: int, frame: Any) -> None:
         raise Hang
@@ -188,13 +188,13 @@ def deadline(seconds: float = DEADLINE) -> Iterator[None]:
 
 
 class Hang(BaseException):
-    """The reading of a mutant did not end."""
+    """Reading a mutant did not end."""
 
 
 def fuzz(
     count: int, make: Callable[[random.Random], M], read: Callable[[M], T], accept: Callable[[T], None]
 ) -> Counter[str]:
-    """Read `count` mutants; returns how many were accepted and how many refused with which error."""
+    """Read `count` mutants. Returns how many were accepted, and how many were refused with each error."""
     found: Counter[str] = Counter()
     failures: dict[str, str] = {}
     for number in range(count):

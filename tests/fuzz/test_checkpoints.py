@@ -1,4 +1,4 @@
-"""Mutated checkpoints: manifests alone, and every file of one of a tiny model."""
+"""Mutated checkpoints: manifests alone, and every file of a tiny model's checkpoint."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_mutated_manifests(tmp_path: Path, count: int) -> None:
 
 @counts
 def test_mutated_checkpoints(tmp_path: Path, count: int) -> None:
-    """Each change of a file is noticed but for those of the manifest itself."""
+    """Each change of a file is detected, except some in the manifest itself."""
     from tests.support.tiny_models import make_tiny_model
     from tests.train.megatron.helpers import backend, make_batch, settings
 
@@ -84,7 +84,7 @@ def test_mutated_checkpoints(tmp_path: Path, count: int) -> None:
 
 @counts
 def test_mutated_torch_dist(tmp_path: Path, count: int) -> None:
-    """Of a list of tensors in which anything was changed, tensors of the listed shapes are read or an error says so."""
+    """After any change, either tensors of the listed shapes are read or an error names the problem."""
     import torch
 
     from agentrl.train import torch_dist
@@ -106,7 +106,7 @@ def test_mutated_torch_dist(tmp_path: Path, count: int) -> None:
 
 @counts
 def test_mutated_indexes(tmp_path: Path, count: int) -> None:
-    """The index that a run reads before torch does: it is read, or refused by name, and changes no class."""
+    """A run reads the index before torch does: the index is read, or refused by name, and changes no class."""
     import torch
 
     from agentrl.train import torch_dist

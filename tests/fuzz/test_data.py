@@ -48,7 +48,7 @@ def as_jsonl(rng: random.Random) -> bytes:
 
 
 def as_parquet(rng: random.Random) -> bytes:
-    """Columns of odd values and types, and damaged bytes."""
+    """Write columns of odd values and types, or damaged bytes, as Parquet."""
     rows = [{"input": "x", "label": 1.5, "metadata": {"k": 1}}, {"input": "y", "label": 2.5, "metadata": {"k": 2}}] * 20
     columns: dict[str, Any] = {
         "input": pa.array([row["input"] for row in rows]),

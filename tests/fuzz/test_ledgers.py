@@ -1,4 +1,4 @@
-"""Mutated ledgers: bytes of the file and of its log, rows changed or deleted behind the program's back."""
+"""Mutated ledgers: changed bytes of the file and of its log, and rows changed or deleted by another program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fuzz.mutate import few, fuzz, of_bytes
 
 LOG = "ledger.sqlite-wal"
 COVERED = 0
-"""The step of the checkpoint that the ledgers are resumed from."""
+"""The step of the checkpoint from which the ledgers are resumed."""
 Files = dict[str, bytes]
 Found = tuple[bool, int, dict[int, Group]]
 ODD: tuple[Any, ...] = (
@@ -44,7 +44,7 @@ ODD: tuple[Any, ...] = (
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In memory, where the machine has such a place: what is tested is no disk's speed."""
+    """Return a folder in memory if the machine has one: disk speed is not tested."""
     import tempfile
 
     memory = Path("/dev/shm")
@@ -53,7 +53,7 @@ def folder() -> Iterator[Path]:
 
 
 def originals(folder: Path) -> tuple[list[Files], int, dict[int, Group]]:
-    """A ledger with groups in every state, as it lies after a clean end and after a kill."""
+    """Make a ledger with groups in every state, as left by a clean end and by a kill."""
     path = folder / "original" / "ledger.sqlite"
     ledger = Ledger(path)
     complete(ledger, 4, 0)
@@ -89,7 +89,7 @@ def damaged(rng: random.Random, files: Files, scratch: Path) -> Files:
 
 
 def edited(rng: random.Random, files: Files, scratch: Path) -> Files:
-    """With one to three cells changed or rows deleted."""
+    """Return the ledger with one to three cells changed or rows deleted."""
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     for name, raw in files.items():
@@ -114,7 +114,7 @@ def test_mutated_ledgers(folder: Path, count: int) -> None:
     place = folder / "mutant"
 
     def read(mutant: Files) -> Found:
-        """What a run does with the ledger that it resumes from."""
+        """Read the ledger as a resumed run does."""
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         for name, raw in mutant.items():
@@ -136,7 +136,7 @@ def test_mutated_ledgers(folder: Path, count: int) -> None:
 
     def sound(found: Found) -> None:
         logged, groups, samples = found
-        # Where the log is damaged SQLite goes back to before the damage, as after a power cut: nobody can tell.
+        # If the log is damaged, SQLite returns to the state before the damage, as after a power cut: undetectable.
         assert groups == made or not logged, f"{made - groups} groups are gone without a word"
         assert {i: kept.get(i) for i in samples} == samples, "other samples than were stored"
 

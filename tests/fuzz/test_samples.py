@@ -1,4 +1,4 @@
-"""Mutated samples: as a dictionary, as arrays with the rest, as stored bytes."""
+"""Mutated samples: as a dict, as arrays with the other fields, as stored bytes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ STORED = [encode_group([sample]) for sample in samples()]
 
 def sound(found: Sample) -> None:
     found.validate()
-    found.multimodal_train_inputs = found.multimodal_train_inputs or None  # none and no arrays are stored alike
+    found.multimodal_train_inputs = found.multimodal_train_inputs or None  # no arrays and empty arrays are stored alike
     again = Sample.from_dict(found.to_dict())
     assert again == found
     assert Sample.from_arrays(*found.to_arrays()).tokens == found.tokens
     Sample.from_dict(found.to_dict()).compact().validate()
     try:
         stored = encode_group([found])
-    except SampleError:  # what JSON does not carry
+    except SampleError:  # values that JSON cannot hold
         return
     (back,) = decode_group(stored)
     for name in ("rollout_log_probs", "teacher_log_probs"):
@@ -57,7 +57,7 @@ def test_mutated_dictionaries(count: int) -> None:
 
 
 def mutated_record(rng: random.Random) -> Sample:
-    """A sample whose fields user code has changed as it liked."""
+    """Make a sample whose fields user code has changed arbitrarily."""
     sample = rng.choice(samples())
     changed: Any = of_tree(rng, sample.to_dict())
     for name in rng.sample(sorted(changed), 3) if isinstance(changed, dict) and len(changed) > 3 else ():

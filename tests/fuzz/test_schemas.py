@@ -1,4 +1,4 @@
-"""Mutated schemas of MCP servers: refused by name, or arguments are checked by them; and a scripted call is made of them."""
+"""Mutated schemas of MCP servers are refused by name, or they check arguments and give a scripted call."""
 
 from __future__ import annotations
 

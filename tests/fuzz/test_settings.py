@@ -36,7 +36,7 @@ def plausible(rng: random.Random, field: FieldRef) -> Any:
 
 
 def document(rng: random.Random) -> dict[str, Any]:
-    """Some settings that may well be right, flat or by section."""
+    """Draw a settings document that may be valid, flat or by section."""
     chosen = rng.sample(list(all_fields().values()), rng.randint(1, 6))
     found: dict[str, Any] = {}
     for field in chosen:

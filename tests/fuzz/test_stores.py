@@ -1,4 +1,4 @@
-"""Mutated trajectory stores: whoever looks at one gets what was stored, or an error that names the file."""
+"""Mutated trajectory stores: a reader gets what was stored, or an error that names the file."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Mutated answers of an engine: recorded ones of SGLang, and one of every shape that is accepted."""
+"""Mutated answers of an engine: recorded ones of SGLang, and one of every accepted shape."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def mutant(rng: random.Random) -> Answer:
     changed = of_tree(rng, tree)
     try:
         raw = orjson.dumps(changed)
-    except TypeError:  # what JSON does not carry reaches nobody over a wire
+    except TypeError:  # values that JSON cannot hold never arrive over a wire
         raw = orjson.dumps(tree)
     return (of_bytes(rng, raw) if rng.random() < 0.3 else raw), asked
 

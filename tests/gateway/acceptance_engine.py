@@ -1,8 +1,8 @@
 """A fake engine that logs what it samples, and the audit of Samples against that log.
 
-The engine is random: odd splits of text into tokens, broken calls, cut turns, empty turns, bytes that are no text, kept
-sets, experts, and weight updates in the middle of a turn. What it samples depends on the prompt and on how often it was asked, not on
-the order of requests; `order` shuffles that order.
+The engine is random: odd splits of text into tokens, broken calls, truncated turns, empty turns, invalid UTF-8, kept
+sets, experts, and weight updates during a turn. Its samples depend on the prompt and the number of requests for it, not
+on the order of requests; `order` shuffles that order.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class LoggingEngine:
     """Samples what `speech` says.
 
     Attributes:
-        damage: answers may be cut, split oddly or no text; off, they are the encoded text and an end token.
-        order: seed of the order in which requests that wait are answered; None answers them at once.
+        damage: answers may be truncated, split oddly or invalid text. Else they are the encoded text and an end token.
+        order: seed of the order in which waiting requests are answered; None answers them at once.
         gate: until this event is set, requests wait.
         asking: set by the first request.
     """
@@ -144,7 +144,7 @@ class LoggingEngine:
 
 
 def experts(tokens: Sequence[int], call: int, start: int, end: int) -> NDArray[np.int16]:
-    """Return the experts of the tokens from `start` to `end` as the engine's answer `call` has them."""
+    """Return the experts of the tokens from `start` to `end`, as in the engine's answer `call`."""
     of = np.asarray(tokens[start:end], dtype=np.int64)
     rows = [(of * 31 + np.arange(start, max(start, end)) * 7) % 32749, np.full(len(of), call % 32749)]
     return np.stack(rows, axis=1).astype(np.int16)
@@ -156,7 +156,7 @@ def experts(tokens: Sequence[int], call: int, start: int, end: int) -> NDArray[n
 def hermes(
     reasoning: str | None = None, content: str = "", calls: Sequence[tuple[str, Any]] = (), *, spaces: int | None = None
 ) -> str:
-    """Write a turn as models with Qwen3's template do."""
+    """Write a turn in the form of Qwen3's template."""
     said = "" if reasoning is None else f"<think>\n{reasoning}\n</think>\n\n"
     written = [
         json.dumps({"name": name, "arguments": arguments}, indent=spaces, ensure_ascii=False)
@@ -182,7 +182,7 @@ def random_speech(rng: random.Random, prompt: list[int], params: SamplingParams)
     if calls and rng.random() < 0.06:
         said = said[: -rng.randint(1, 30)]
     if calls and rng.random() < 0.03:
-        said = said.replace('"q": "', '"q": "\\ud83d', 1)  # half of a pair
+        said = said.replace('"q": "', '"q": "\\ud83d', 1)  # half of a surrogate pair
     return said
 
 
@@ -194,7 +194,7 @@ class Audit:
     """Checks samples against an engine's log.
 
     Attributes:
-        wrong: a sentence for each thing that is not as it must be.
+        wrong: a message for each fault.
         trained: how often each answer of the engine trains.
     """
 
@@ -226,7 +226,7 @@ class Audit:
             self._kept(sample, start, end, same[0])
         if any(p for at, p in enumerate(log_probs) if not mask[at]):
             self.wrong.append("a token that does not train has a log-prob")
-        path = [turn for turn in path if len(turn.prompt) >= sample.prompt_length]  # others are rendered in the prompt
+        path = [turn for turn in path if len(turn.prompt) >= sample.prompt_length]  # the others are rendered
         for turn in path:
             if not chosen.keys() & {len(turn.prompt)}:  # a turn that trains in another sample
                 chosen[len(turn.prompt)] = turn
@@ -235,7 +235,7 @@ class Audit:
             self._experts(sample, tokens, [chosen[start] for start in sorted(chosen)])
 
     def _path(self, tokens: list[int], since: int) -> list[Sampled]:
-        """The engine's answers that lie in these ids where they were sampled."""
+        """Return the engine's answers whose prompt and ids are at their places in these ids."""
         found = []
         for turn in self.log[since:]:
             start, end = len(turn.prompt), len(turn.prompt) + len(turn.ids)
@@ -281,7 +281,7 @@ REASONS = {*ROOTS, "extend", "fork", "retry", "undelivered", "edited"}
 
 
 def tree_faults(tree: dict[str, Any], counts: Mapping[str, int], samples: Sequence[Sample]) -> list[str]:
-    """Return what does not agree in a session: its nodes, its roots, its counts, its samples."""
+    """Return the inconsistencies in a session: its nodes, its roots, its counts, its samples."""
     wrong = []
     nodes = {node["number"]: node for node in tree["nodes"]}
     roots = {root["number"]: root for root in tree["roots"]}

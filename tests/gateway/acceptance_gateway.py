@@ -1,4 +1,4 @@
-"""The gateway under test, reached by HTTP alone: the one place that knows how it is made."""
+"""The gateway under test, accessed only by HTTP: the one module that knows how it is made."""
 
 import traceback
 from collections.abc import AsyncIterator
@@ -17,12 +17,12 @@ from tests.support.agent_clients import AsgiTransport
 KEY = "the owner's key"
 CONTEXT = 200_000
 ALL_KEPT = {"return_sampling_mask": True, "routed_experts_start_len": 0}
-"""Sampling of a session of which kept sets and experts are wanted."""
+"""Sampling settings of a session that needs kept sets and experts."""
 
 
 @dataclass(frozen=True)
 class Closed:
-    """The answer to the end of a session."""
+    """The response to the end of a session."""
 
     samples: list[Sample]
     counts: dict[str, int]
@@ -30,14 +30,14 @@ class Closed:
 
 @dataclass(frozen=True)
 class Served:
-    """A gateway and the two clients that reach it."""
+    """A gateway and its two clients."""
 
     agents: httpx.AsyncClient
     owner: httpx.AsyncClient
     gateway: Any
 
     async def open(self, **fields: Any) -> str:
-        """Open a session; returns the path of its base, `/s/ID`."""
+        """Open a session. Returns the path of its base, `/s/ID`."""
         response = await self.owner.post("/sessions", json=fields)
         assert response.status_code == 201, response.text
         return str(urlsplit(response.json()["base_url"]).path)
@@ -59,7 +59,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(chat: Chat, engine: Any, *, context_length: int = CONTEXT) -> AsyncIterator[Served]:
-    """Run a gateway. What its apps raise, which a server would answer with 500, fails the test."""
+    """Run a gateway. An exception in its apps, which a server would answer with 500, fails the test."""
     gateway = Gateway(chat, engine, context_length=context_length, owner_key=KEY)
     lines = AsgiTransport(gateway.agent_app), AsgiTransport(gateway.owner_app)
     key = {"Authorization": f"Bearer {KEY}"}

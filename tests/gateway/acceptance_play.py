@@ -1,4 +1,4 @@
-"""Random sessions of agents that edit, compact, fork, retry, hang up and delegate."""
+"""Random sessions of agents that edit, compact, fork, retry, disconnect and delegate."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ DISTURBANCES = {
     "compact": 0.06,
     "tools": 0.05,
 }
-"""The chance of each, a turn."""
+"""The probability of each in a turn."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Play:
         if self.does(agent, "hang up within"):
             await agent.leave(agent.rng.randint(1, 2))
         if self.does(agent, "retry"):
-            await agent.ask()  # an answer that the agent throws away
+            await agent.ask()  # an answer that the agent discards
         ids = await agent.turn()
         if ids:
             agent.results(ids, [words(agent.rng, 5) for _ in ids])
@@ -101,7 +101,7 @@ class Play:
 
 @dataclass
 class Total:
-    """What many sessions came to."""
+    """The sums of many sessions."""
 
     did: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
@@ -155,7 +155,7 @@ def prompts_that_nobody_sent(chat: Chat, closed: Closed, agents: list[Agent]) ->
     """Compare each root's prompt with the template's own rendering of a request that an agent sent."""
     wanted = {tuple(sample.tokens[: len(sample.tokens) - sample.response_length]) for sample in closed.samples}
     requests = [request for agent in agents for request in agent.requests]
-    requests.sort(key=lambda variants: len(variants[0][0]))  # roots are short mostly
+    requests.sort(key=lambda variants: len(variants[0][0]))  # most roots are short
     for variants in requests:
         for messages, tools in variants:
             if not wanted:

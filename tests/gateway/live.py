@@ -1,4 +1,4 @@
-"""A gateway over HTTP in front of a scripted engine, for clients and agents that are not changed."""
+"""A gateway over HTTP with a scripted engine, for unmodified clients and agents."""
 
 import random
 from collections import Counter
@@ -19,11 +19,11 @@ from tests.support.chats import make_chat
 
 CONTEXT = 200_000
 Script = Callable[[int, str], str | Exception]
-"""Gives the model's turn, or the engine's failure, from the number of earlier turns and the prompt's text."""
+"""Returns the model's turn, or the engine's failure, for the number of earlier turns and the prompt's text."""
 
 
 class ScriptedEngine(LoggingEngine):
-    """Says what a script says, in ids that the tokenizer would not choose."""
+    """Answers by a script, in ids that the tokenizer would not choose."""
 
     def _ids(self, said: str, rng: random.Random, params: SamplingParams) -> tuple[list[int], FinishReason]:
         ids: list[int] = []
@@ -37,7 +37,7 @@ class ScriptedEngine(LoggingEngine):
 
 @dataclass(frozen=True)
 class Played:
-    """What a session came to."""
+    """The result of a session."""
 
     samples: list[Sample]
     turns: int
@@ -91,11 +91,11 @@ async def live(
 
 @dataclass
 class Cut:
-    """An ASGI application that cuts the connection of one answer behind the answer's first bytes.
+    """An ASGI application that cuts the connection of one answer after the answer's first bytes.
 
     Attributes:
-        at: number of the answer: 0 is the first answer to a POST that has a status of 200.
-        seen: the gateway learns of it; otherwise the rest of the answer is lost on the way.
+        at: number of the answer to cut: 0 is the first answer to a POST with status 200.
+        seen: the gateway notices the cut; otherwise the rest of the answer is lost in transit.
         answers: number of answers so far.
     """
 
@@ -129,7 +129,7 @@ class Cut:
 
 
 def calls_then(tool: str, last: str = "done", **arguments: Any) -> Script:
-    """Three calls of a tool that runs `echo`, and then the last word."""
+    """Call a tool that runs `echo` three times, then give the last word."""
 
     def script(turn: int, prompt: str) -> str:
         if turn >= 3:

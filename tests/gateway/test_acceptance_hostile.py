@@ -1,6 +1,6 @@
-"""Requests that are wrong or mean harm: each gets its status and the name of what is wrong, and other sessions go on.
+"""Wrong or malicious requests: each gets its status and the name of the wrong field, and other sessions continue.
 
-`ROWS` has what agents send, `OWNER_ROWS` what a program sends that opens sessions. A row changes a good request.
+`ROWS` has requests of agents, `OWNER_ROWS` those of a program that opens sessions. A row changes a good request.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ class Row:
     """A wrong request.
 
     Attributes:
-        change: fields that replace those of a good request; `...` takes a field away.
-        said: a pattern that the error's text has: the name of the field, or of what the field has.
+        change: fields that replace those of a good request; `...` removes a field.
+        said: a pattern of the error's text: the name of the field, or of the field's content.
     """
 
     name: str
@@ -182,7 +182,7 @@ def good(wire: str, **change: Any) -> Json:
 
 
 def error_of(wire: str, body: Json) -> str:
-    """The text of an error in the wire's own form."""
+    """Return the text of an error in the wire's own form."""
     if wire == "messages":
         assert body["type"] == "error"
         assert set(body["error"]) >= {"type", "message"}
@@ -198,7 +198,7 @@ def engine_of(said: Any = "yes") -> LoggingEngine:
 
 
 class Bystander:
-    """An agent in a session of its own, whose conversation must not notice anything."""
+    """An agent in another session, whose conversation must be unaffected."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -368,7 +368,7 @@ async def test_bodies_that_cannot_be_read_are_refused(wire: str) -> None:
 
 
 def foreign_paths(own: str, other: str) -> list[tuple[str, str]]:
-    """(method, path) of what an agent must not reach; `own` and `other` are ids."""
+    """Yield (method, path) pairs that an agent must not reach; `own` and `other` are ids."""
     return [
         *((method, f"/s/nope{tail}") for method, tail in (("GET", ""), ("HEAD", ""), ("GET", "/v1/models"))),
         ("POST", "/s/nope/v1/chat/completions"),
@@ -420,7 +420,7 @@ async def test_agents_reach_nothing_but_their_session() -> None:
         await bystander.go_on()
         own, other = base.rsplit("/", 1)[1], bystander.agent.base.rsplit("/", 1)[1]
         asked = len(engine.log)
-        key = {"Authorization": f"Bearer {KEY}"}  # an agent that has stolen the key has the wrong listener
+        key = {"Authorization": f"Bearer {KEY}"}  # an agent that has stolen the key reaches only its own listener
         for method, path in foreign_paths(own, other):
             for headers in ({}, key):
                 request = served.agents.build_request(method, "/", headers={**headers, **JSON}, json=good("chat"))

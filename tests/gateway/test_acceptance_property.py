@@ -1,6 +1,6 @@
-"""Random sessions on all wires: every trained id was sampled at that place, and everything adds up.
+"""Random sessions on all wires: every trained id was sampled at that place, and all counts add up.
 
-`AGENTRL_GATEWAY_SESSIONS` sets the number of sessions of the largest test; `make test-nightly` runs more by itself.
+`AGENTRL_GATEWAY_SESSIONS` sets the number of sessions of the largest test; `make test-nightly` runs a larger number.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ async def test_random_sessions_train_each_sampled_token_at_most_once_and_where_i
     assert set(total.did) == set(DISTURBANCES)
     reasons = {name.removeprefix("reason/") for name, n in total.counts.items() if n and name.startswith("reason/")}
     expected = {"first", "extend", "fork", "retry", "edited", "compacted", "tools_changed", "new_agent"}
-    assert reasons - {"undelivered"} == expected  # a gateway that cancels what no agent waits for has no such turns
+    assert reasons - {"undelivered"} == expected  # a gateway that cancels turns without a waiting agent has none
     assert total.counts["trained"] > 0.7 * total.counts["sampled"]
 
 
@@ -85,7 +85,7 @@ async def test_an_undisturbed_agent_never_branches(wire: str) -> None:
 
 
 def as_set(samples: list[Sample]) -> Counter[Any]:
-    """The samples without what may depend on their order."""
+    """Return the samples without fields that may depend on their order."""
     return Counter(
         (tuple(s.tokens), tuple(s.loss_mask or ()), tuple(s.rollout_log_probs or ()), s.reward, s.rollout_id)
         for s in samples
@@ -152,7 +152,7 @@ REASONED = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "
 
 @pytest.mark.parametrize("name", TEMPLATES)
 async def test_an_undisturbed_agent_never_branches_with_a_template(name: str) -> None:
-    """The model writes what the template itself would; a template that cannot show calls gets answers alone."""
+    """The model writes what the template itself would. A template that cannot show calls gets only answers."""
     chat = make_chat(name)
     can, thought = chat.report.can, Thought.WITHOUT
     written: list[str] = []
@@ -189,7 +189,7 @@ async def test_an_undisturbed_agent_never_branches_with_a_template(name: str) ->
                 and chat.report.predict("user", [thought]) is Verdict.EXACT
             ):
                 messages, tools = agent.prompts()[0]
-                for message in messages:  # agents change edge spaces, which the gateway does not follow
+                for message in messages:  # agents strip leading and trailing spaces, which the gateway does not follow
                     message["content"] = (
                         message["content"].strip() if message["role"] == "assistant" else message["content"]
                     )
@@ -286,7 +286,7 @@ async def test_a_response_may_be_continued_twice() -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_nobody_received_does_not_train(wire: str, stream: bool) -> None:
+async def test_an_undelivered_answer_does_not_train(wire: str, stream: bool) -> None:
     chat = make_chat("qwen3")
     engine = LoggingEngine(chat, random_speech, damage=False, gate=asyncio.Event())
     async with serving(chat, engine) as served:

@@ -1,8 +1,8 @@
-"""Recorded requests of Claude Code, Codex, opencode and others give the trees that these agents should have.
+"""Recorded requests of Claude Code, Codex, opencode and others give the expected trees.
 
-The data are requests in their recorded structure, with filler in place of texts, and what the model said to each. `defaults`
-are the parts of a request that the requests of one conversation share. Programs that rewrite their history are written
-down by hand.
+The data are requests in their recorded structure, with filler instead of texts, and the model's answer to each.
+`defaults` are the parts that the requests of one conversation share. Requests of programs that rewrite their history
+are written by hand.
 """
 
 import copy
@@ -30,7 +30,7 @@ def recorded(name: str) -> Any:
 
 
 def requests(name: str) -> list[tuple[str, dict[str, str], Json, str]]:
-    """(path, headers, body, what the model says) of each request; the version in Claude Code's billing line varies."""
+    """Return (path, headers, body, model's turn) of each request; the version in Claude Code's billing line varies."""
     found, data = [], recorded(name)
     for number, request in enumerate(data["requests"]):
         shared = data["defaults"][request["of"]]
@@ -107,7 +107,7 @@ async def test_the_prompt_of_a_recorded_agent_has_every_text_once_and_in_order(n
 
 
 def shown(body: Json) -> list[list[str]]:
-    """The texts of a request in their order, without the billing line; the results of one turn may have any order."""
+    """Return the texts of a request in order, without the billing line. The results of one turn are sorted."""
     groups: list[list[str]] = []
     results = False
 
@@ -156,7 +156,7 @@ async def test_agents_that_share_a_gateway_do_not_share_trees() -> None:
 
 
 async def test_all_recorded_agents_count_and_list_models() -> None:
-    """What the programs ask for beside turns."""
+    """The programs' requests other than turns."""
     chat = make_chat("qwen3")
     engine = LoggingEngine(chat, lambda rng, prompt, params: "yes", damage=False)
     async with serving(chat, engine) as served:

@@ -1,7 +1,7 @@
-"""Shapes of roles that agents send, with real chat templates: every text is shown once and in order, or the request is
-refused by name. Nothing is lost in silence.
+"""Orders of roles that agents send, with real chat templates: every text is shown once and in order, or the request is
+refused by name. No text is lost silently.
 
-Many templates raise at a second system message, leave it out, or cannot show calls. A few templates run in `make test`, all of them nightly.
+Many templates raise at a second system message, drop it, or cannot show calls. `make test` has a few templates.
 """
 
 import re
@@ -16,7 +16,7 @@ from tests.support.assets import chat_templates
 from tests.support.chats import make_chat
 
 FEW = ("qwen3", "qwen3_8", "gptoss", "llama3_1", "gemma3", "deepseekv3", "lfm2")
-"""One of each kind: shows all; raises at a late system message; leaves it out; one call a turn; strict turns; no tools."""
+"""One of each kind: shows all; raises at a late system message; drops it; one call a turn; strict turns; no tools."""
 TOOLS = [
     {"type": "function", "function": {"name": "bash", "description": "d", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}}
 ]  # fmt: skip
@@ -74,7 +74,7 @@ SHAPES: dict[str, list[Json]] = {
 
 
 def texts(messages: list[Json]) -> list[str]:
-    """Everything that a prompt must show, in its order; a call's text may stand beside its arguments in either order."""
+    """Return everything that a prompt must show, in order. A call's text may be before or after its arguments."""
     found: list[str] = []
     for message in messages:
         found.append(message["content"])
@@ -83,7 +83,7 @@ def texts(messages: list[Json]) -> list[str]:
 
 
 async def shown(served: Served, engine: LoggingEngine, base: str, messages: list[Json], tools: list[Any]) -> str | None:
-    """Return what is wrong with the answer to a shape; None if all is well."""
+    """Return the fault in the answer to a shape; None if there is none."""
     asked = len(engine.log)
     body: Json = {"model": "m", "messages": messages, **({"tools": tools} if tools else {})}
     response = await served.agents.post(f"{base}/chat/completions", json=body)
@@ -102,7 +102,7 @@ async def shown(served: Served, engine: LoggingEngine, base: str, messages: list
 
 
 async def shapes_of(name: str) -> tuple[list[str], set[str]]:
-    """Return what is wrong with a template, and the shapes that it shows."""
+    """Return the faults of a template, and the shapes that it shows."""
     chat = make_chat(name)
     engine = LoggingEngine(chat, lambda rng, prompt, params: "yes", damage=False)
     wrong: list[str] = []
@@ -132,14 +132,14 @@ ALL_NAMES = [
 ]
 REST = [pytest.param(name, marks=pytest.mark.slow) for name in " ".join(ALL_NAMES).split() if name not in FEW]
 PLAIN = {"user", "system, user", "Claude Code: system, user, system", "Codex: developer twice, user twice"}
-"""Shapes without calls and turns; whatever a template does with a system message, these can be folded."""
+"""Shapes without calls and later turns. These can be folded with any template."""
 
 
 @pytest.mark.parametrize("name", [*FEW, *REST])
 async def test_no_text_of_a_shape_is_lost_in_silence(name: str) -> None:
     wrong, fine = await shapes_of(name)
     assert not wrong, f"{len(wrong)} of {len(SHAPES)} shapes:\n" + "\n".join(wrong)
-    if name == "llama3":  # it needs a beginning-of-text token, which the test's tokenizer does not have
+    if name == "llama3":  # it needs a BOS token, which the test's tokenizer does not have
         assert not fine
         return
     assert fine >= PLAIN, f"refused, though they can be folded: {sorted(PLAIN - fine)}"
@@ -154,7 +154,7 @@ def test_every_template_is_named_here() -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_8", "gptoss"])
 async def test_a_conversation_with_folded_messages_goes_on(name: str) -> None:
-    """What is folded at a turn is folded in the same way when it comes back, so that the turn after extends it."""
+    """A message that is folded in one turn is folded in the same way later, so that the next turn extends it."""
     chat = make_chat(name)
     engine = LoggingEngine(chat, lambda rng, prompt, params: "yes", damage=False)
     async with serving(chat, engine) as served:

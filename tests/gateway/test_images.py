@@ -65,7 +65,7 @@ async def served(folder: Path, chat: Chat) -> AsyncIterator[Served]:
 
 
 def asked(path: str, first: bytes, result: bytes) -> tuple[Json, Callable[[Json], Json]]:
-    """A request with an image, and the next one: its tool result has another image."""
+    """Return a request with an image, and the next one, whose tool result has another image."""
     if path == CHAT:
         parts = [{"type": "text", "text": "Look: "}, chat_part(first), {"type": "text", "text": "What is it?"}]
         messages: list[Json] = [{"role": "user", "content": parts}]
@@ -152,7 +152,7 @@ async def test_a_session_with_images_becomes_exact_samples(path: str, served: Se
 
 
 async def test_one_image_on_three_wires_is_one_prompt(served: Served, chat: Chat) -> None:
-    """Also an image that comes in other clothes: a retry on the same wire finds its turn again."""
+    """The three wires give the same prompt. A retry on the same wire finds its turn again."""
     prompts = []
     for path in (CHAT, MESSAGES, RESPONSES):
         base = await served.open(sampling={"max_new_tokens": 4})

@@ -1,6 +1,6 @@
-"""Agent programs of other people, not changed, in the sandbox: each id that trains was sampled at that place.
+"""Unmodified agent programs in the sandbox: each trained id was sampled at that place.
 
-They play four turns, sub-agents, an engine that is away once, a connection that is cut, and a context that is full.
+They play four turns, sub-agents, one engine failure, a cut connection, and a full context.
 `scripts/live_agents.sh` installs them; a test without its program is skipped.
 """
 
@@ -64,12 +64,12 @@ class Agent(NamedTuple):
     titles: int = 0
 
     def runs(self, said: str, command: str) -> str:
-        """The model's turn that runs a command."""
+        """Return the model's turn that runs a command."""
         tool, field, more = self.shell
         return hermes(said, "", [(tool, {field: command, **more})])
 
     def echoes(self, turn: int, prompt: str) -> str:
-        """Three turns that run `echo`, and the last word."""
+        """Return three turns that run `echo`, and the last word."""
         if self.titles and "<tools>" not in prompt:
             return "A title"
         return "done" if turn >= 3 else self.runs(f"I look, {turn}.", f"echo {turn}")
@@ -109,7 +109,7 @@ def roles(found: Played) -> list[str]:
 
 
 def reasons(name: str, **more: int) -> Counter[str]:
-    """The reasons of four turns that follow each other, and those of the titles."""
+    """Return the reasons of four consecutive turns, and those of the titles."""
     titles = AGENTS[name].titles
     return Counter({"first": 1, "extend": 3, "new_agent": titles}) + Counter(more)
 
@@ -144,7 +144,7 @@ async def test_the_title_of_claude_code_is_a_side_task() -> None:
 
 
 def delegates(name: str, turn: int, prompt: str) -> str:
-    """Two sub-agents, which run a command each, and the last word."""
+    """Return two sub-agents, which run a command each, and the last word."""
     agent = AGENTS[name]
     if agent.titles and "<tools>" not in prompt:
         return "A title"
@@ -181,7 +181,7 @@ async def test_sub_agents_are_roots_of_their_own(name: str) -> None:
 
 
 @each_agent
-async def test_an_engine_that_is_away_once_is_asked_again(name: str) -> None:
+async def test_a_request_is_retried_after_one_engine_failure(name: str) -> None:
     failed = list[int]()
 
     def script(turn: int, prompt: str) -> str | Exception:
@@ -215,7 +215,7 @@ SUMMARY = "The echoes were run."
 
 
 def fills(name: str, turn: int, prompt: str) -> str:
-    """A command with a long output in the second turn; a summary if it is asked for; the last word behind a summary."""
+    """Return a long command from the second turn on, a summary on request, or the last word after a summary."""
     asked = prompt.rsplit("<|im_start|>user", 1)[-1]
     if "<tools>" not in prompt and "title" in prompt[:3000]:
         return "A title"

@@ -1,4 +1,4 @@
-"""Clients of other people, not changed, against a gateway over HTTP: each id that trains was sampled at that place.
+"""Unmodified clients against a gateway over HTTP: each trained id was sampled at that place.
 
 `scripts/live_agents.sh` installs the clients; a test without its client is skipped.
 """
@@ -227,7 +227,7 @@ async def test_smolagents_tell_their_calls_as_texts_so_that_each_turn_is_a_branc
 
     def play(base: str) -> None:
         reached = {"api_base": f"{base}/v1", "api_key": "any"}
-        model = smolagents.OpenAIServerModel(model_id="m", tool_choice="auto", **reached)  # else it forces calls
+        model = smolagents.OpenAIServerModel(model_id="m", tool_choice="auto", **reached)  # otherwise it forces calls
 
         @smolagents.tool  # type: ignore[untyped-decorator]
         def bash(command: str) -> str:

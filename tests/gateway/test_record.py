@@ -1,4 +1,4 @@
-"""The record of a session that a Sample keeps: every turn with its end, within bounds."""
+"""The record of a session in a Sample: every turn with its end, with a maximum size."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The router: one address over engines, driven by clients that know nothing of us."""
+"""The router: one address for engines, with clients that are independent of agentrl."""
 
 import os
 import signal
@@ -52,7 +52,7 @@ async def routed(
 
 @asynccontextmanager
 async def over(*servers: FaultyServer) -> AsyncIterator[tuple[httpx.AsyncClient, EnginePool]]:
-    """A client of a router over servers of ours."""
+    """Yield a client of a router with faulty servers."""
     async with (
         EnginePool([server.url for server in servers], FAST, vocab_size=512) as pool,
         router(pool) as url,
@@ -181,7 +181,7 @@ async def test_what_an_update_interrupts_goes_on_with_its_tokens() -> None:
     assert meta["weight_versions"] == [{"version": "1", "start": 0, "end": 8}]
 
 
-async def test_a_chat_that_an_update_interrupts_is_asked_again() -> None:
+async def test_a_chat_that_an_update_interrupts_is_sent_again() -> None:
     async def chat(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.Response:
         finish = "stop"
         if sent(server, 1) and not sent(server, 2):
@@ -231,7 +231,7 @@ async def test_conversations_stay_where_they_are_and_others_spread(form: str) ->
     assert sorted(map(sorted, talks)) == [[0, 2], [1, 3]]
 
 
-async def test_clients_that_began_alike_go_on_where_their_own_answers_came_from() -> None:
+async def test_clients_with_a_common_prefix_stay_with_the_engines_that_answered() -> None:
     async def reply(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.Response:
         answers.append(server)
         return web.json_response(answer([100 + len(answers)], prompt_tokens=len(body["input_ids"])))
@@ -317,7 +317,7 @@ async def stream_of(request: web.Request, first: bytes) -> web.StreamResponse:
 
 
 def chunk(ids: list[int], finish: str | None) -> bytes:
-    """An event of `/generate`."""
+    """Make an event of `/generate`."""
     said = answer(ids, prompt_tokens=1, finish_reason=finish and {"type": finish})
     return b"data: %b\n\n" % orjson.dumps(said)
 
@@ -605,7 +605,7 @@ async def test_the_command_serves_engines_until_a_signal(tmp_path: Path) -> None
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=6), max_size=30), st.integers(4, 40))
-def test_the_tree_knows_the_longest_beginning_and_stays_in_its_room(texts: list[str], room: int) -> None:
+def test_the_tree_finds_the_longest_prefix_and_keeps_its_size_limit(texts: list[str], room: int) -> None:
     tree, all_of_it, kept = PrefixTree(room), PrefixTree(1 << 20), {}
     for text in texts:
         kept[text] = piece = Piece()
@@ -672,7 +672,7 @@ async def test_sampling_parameters_that_are_null_are_not_given() -> None:
 
 @pytest.mark.slow
 async def test_the_command_starts_while_engines_load_or_are_stopped() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as stopped:  # takes connections and never answers
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # accepts connections and never answers
         address = f"127.0.0.1:{stopped.getsockname()[1]}"
         async with serving(ok([7])) as server:
             command = [python(), "-m", "agentrl", "router", address, "127.0.0.1:9", server.url, "--port", "0"]

@@ -35,7 +35,7 @@ BEGUN: list[Json] = [{"role": "user", "content": "x"}]
 
 
 def engine_of(*said: Any) -> LoggingEngine:
-    """An engine that says these turns in order, and the last one again and again."""
+    """Make an engine that gives these turns in order, then always the last one."""
     left = list(said)
     return LoggingEngine(make_chat("qwen3"), lambda *_: left.pop(0) if left[1:] else left[0], damage=False)
 
@@ -92,7 +92,7 @@ async def test_numbers_that_javascript_rounds_are_the_same_history() -> None:
 STRICT = """{% for m in messages %}{% if m.role == 'assistant' and not loop.first and messages[loop.index0 - 1].role == 'assistant' %}
 {{ raise_exception('roles must alternate') }}{% endif %}{% for c in m.tool_calls %}{% if c.id | length != 9 %}
 {{ raise_exception('ids have nine characters') }}{% endif %}{% endfor %}{% endfor %}"""
-"""What Mistral's template requires; before Qwen3's template, with the names of Kimi K2's."""
+"""Mistral's rules. They precede Qwen3's template, in which tool names have Kimi K2's form."""
 
 
 def strict_engine() -> LoggingEngine:
@@ -144,7 +144,7 @@ async def test_equal_requests_at_once_lose_nothing() -> None:
 
 
 async def test_references_stand_for_the_items_of_earlier_answers() -> None:
-    """As Vercel's AI SDK sends them by default: some items whole, the others by their ids."""
+    """Vercel's AI SDK sends this by default: some items whole, the others by their ids."""
     engine = engine_of(hermes("Why.", "I look.", [("look", {"at": 1}), ("look", {"at": 2})]), "Done.")
     tools = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
     async with serving(engine.chat, engine) as served:
@@ -288,7 +288,7 @@ async def test_a_session_that_is_closed_while_a_request_is_placed_has_no_node_of
     session = gateway.open(Sample(), SamplingParams())
 
     async def run(work: Any, *given: Any, size: int) -> Any:
-        """As a thread that ends after the session."""
+        """Run like a thread that ends after the session."""
         found = work(*given)
         if isinstance(found, TurnNode):
             session.close(1.0)
@@ -301,7 +301,7 @@ async def test_a_session_that_is_closed_while_a_request_is_placed_has_no_node_of
 
 
 class StoppingEngine(LoggingEngine):
-    """Ends a turn with the first stop string in it, which the ids include."""
+    """Ends a turn at the first stop string, whose tokens the ids include."""
 
     def _ids(self, said: str, rng: random.Random, params: SamplingParams) -> tuple[list[int], FinishReason]:
         for stop in params.stop or ():
@@ -397,7 +397,7 @@ async def test_a_long_folder_for_temporary_files_is_no_trouble(tmp_path: Path, m
         assert gateway.socket.is_socket()
 
 
-async def test_sessions_that_nobody_uses_for_a_day_are_forgotten() -> None:
+async def test_sessions_that_are_unused_for_a_day_are_removed() -> None:
     engine, now = engine_of("Done."), 0.0
     gateway = Gateway(engine.chat, engine, context_length=1000)
     sessions = [gateway.open(Sample(index=at), SamplingParams()) for at in range(3)]
@@ -416,7 +416,7 @@ async def test_sessions_that_nobody_uses_for_a_day_are_forgotten() -> None:
 
 
 class InterruptedEngine(LoggingEngine):
-    """An engine each of whose answers is interrupted within the last character before its end token."""
+    """An engine whose answers are each interrupted within the last character before the end token."""
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, **more: Any) -> Generation:
         got = await super().generate(input_ids, params, **more)

@@ -1,6 +1,6 @@
-"""The gateway in front of a real SGLang server: what trains is what the engine itself says that it sampled.
+"""The gateway with a real SGLang server: the trained ids are those that the engine itself reports as sampled.
 
-The model is random, so a grammar makes it call tools. Its ids for the marks and the words are still its own choice.
+The model is random, so a grammar makes it call tools. It still chooses the ids of the marks and the words.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ TOLERANCE = 0.02
 WIRES = sorted(AGENTS)
 CALL = r'<tool_call>\n\{"name": "look", "arguments": \{"q": "[a-z ]{1,12}"\}\}\n</tool_call>'
 CALLS = {"regex": rf"([A-Z][a-z ]{{0,8}}\n)?{CALL}(\n{CALL})?"}
-"""A turn of one or two calls, with or without a text before them."""
+"""A turn of one or two calls, with or without text before the calls."""
 WORDS = {"max_new_tokens": 24}
-"""A turn of whatever a random model says, bytes that are no text included."""
+"""A turn of random text, invalid UTF-8 included."""
 MIXED = {"regex": rf"[A-Z][a-z ]{{0,8}}|{CALL}(\n{CALL})?"}
 
 
 @dataclass
 class RecordingPool:
-    """A pool whose log has the engine's own words: its JSON, before agentrl reads it."""
+    """A pool whose log holds the engine's raw JSON, before agentrl reads it."""
 
     pool: EnginePool
     log: list[Sampled] = field(default_factory=list)
@@ -72,7 +72,7 @@ class RecordingPool:
 
 
 async def play(agent: Agent, turns: int, *, stream: bool | None = None) -> int:
-    """Play turns; returns the number of calls."""
+    """Play turns. Returns the number of calls."""
     calls = 0
     agent.user("Look around.")
     for number in range(turns):
@@ -85,7 +85,7 @@ async def play(agent: Agent, turns: int, *, stream: bool | None = None) -> int:
 
 
 def check_samples(samples: list[Sample], log: list[Sampled]) -> None:
-    """Each id that trains was sampled at that place, with the engine's own log-prob."""
+    """Check that each trained id was sampled at that place, with the engine's own log-prob."""
     audit = Audit(log)
     for sample in samples:
         audit.add(sample)
@@ -123,7 +123,7 @@ async def test_four_turns_are_one_sample_of_the_ids_that_were_sampled(
     for before, after in pairwise(engine.log):
         whole = [*before.prompt, *before.ids]
         assert after.prompt[: len(whole)] == whole
-    if sampling is WORDS:  # a grammar's log-probs are those among the allowed tokens, which the reference cannot say
+    if sampling is WORDS:  # with a grammar: among allowed tokens, which the reference cannot compute
         for turn in engine.log:
             want = reference_log_probs(sglang.model, turn.prompt, turn.ids)
             assert max(abs(got - float(one)) for got, one in zip(turn.log_probs, want, strict=True)) <= TOLERANCE
@@ -183,7 +183,7 @@ async def test_a_weight_update_in_the_middle_of_a_turn_gives_two_versions(
 
 
 def overflow(wire: str, error: Json) -> str:
-    """The message of a native error for a prompt that is too long."""
+    """Return the message of a native error for a prompt that is too long."""
     inner: Json = error["response"]["error"] if error.get("type") == "response.failed" else error["error"]
     if wire == "messages":
         assert (error["type"], inner["type"]) == ("error", "invalid_request_error")
@@ -221,7 +221,7 @@ async def test_a_prompt_that_overflows_gets_the_native_error_and_the_session_goe
 async def test_a_prompt_that_the_engine_refuses_as_too_long_gets_the_same_error(
     sglang: Server, wire: str, stream: bool
 ) -> None:
-    """The gateway was told of a longer context than the engine has. A stream has begun by then."""
+    """The gateway has a larger context length than the engine. A stream has begun by then."""
     async with sglang.pool() as pool, serving(sglang.chat, pool, context_length=10 * CONTEXT) as served:
         base = await served.open(index=0, group_index=0, sampling=WORDS)
         agent = AGENTS[wire](served.agents, base, plain=True)
@@ -240,7 +240,7 @@ async def test_a_prompt_that_the_engine_refuses_as_too_long_gets_the_same_error(
 
 
 async def test_near_the_end_of_the_context_a_prompt_gets_what_is_left_or_the_native_error(sglang: Server) -> None:
-    """SGLang keeps a few places of its context free: no prompt may meet another refusal there."""
+    """SGLang reserves a few positions of its context: no prompt may get another error there."""
 
     def length(text: str) -> int:
         return len(sglang.chat.render_ids([{"role": "user", "content": text}]))

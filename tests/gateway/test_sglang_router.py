@@ -1,4 +1,4 @@
-"""`agentrl router` in front of a real SGLang server: each endpoint and each stream is the engine's own."""
+"""`agentrl router` with a real SGLang server: each endpoint and each stream equals the engine's own."""
 
 import json
 import os
@@ -33,17 +33,17 @@ class Routed:
 
     @property
     def both(self) -> tuple[httpx.Client, httpx.Client]:
-        """The two clients."""
+        """Return the two clients."""
         return self.direct, self.router
 
     def whole(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The body with the name of the model; the engine knows no other in its responses. `/generate` takes none."""
+        """Return the body with the model's name, which responses need. `/generate` has no such field."""
         if path == "/generate":
             return body
         return {"model": self.direct.get("/v1/models").json()["data"][0]["id"], **body}
 
     def generates(self) -> bool:
-        """Return true if a request is under way: the cache cannot be emptied then."""
+        """Return true if a request is in flight: the cache cannot be emptied then."""
         answer = self.direct.post("/flush_cache")
         assert answer.status_code in (200, 400)
         return answer.status_code == 400
@@ -70,14 +70,14 @@ def routed(sglang: Server) -> Iterator[Routed]:
 # ---- endpoints --------------------------------------------------------------------------------------------------
 
 CONTROL = ("abort", "pause", "continue", "flush", "cache", "weight", "memory", "lora", "state", "slow_down")
-"""Words in the paths that the run keeps to itself."""
+"""Words in the paths that only the run may use."""
 CHANGING = ("profile", "freeze_gc", "configure_logging", "trace_level", "distribution_record", "dumper", "role_switch")
 """Words in the paths that change a server."""
 OWN = ("/generate", "/abort_request", "/health")
 
 
 def test_the_router_passes_every_endpoint_that_the_engine_has(routed: Routed) -> None:
-    """An empty request gets the engine's own answer or refusal."""
+    """An empty request gets the engine's own answer or error."""
     paths: dict[str, dict[str, Any]] = routed.direct.get("/openapi.json").json()["paths"]
     asked = [
         (method, path.replace("{model}", "none").replace("{response_id}", "none"))
@@ -105,7 +105,7 @@ def test_the_router_refuses_control_of_the_engine(routed: Routed) -> None:
 
 
 def shape(value: Any) -> Any:
-    """Names and types of an answer; texts too, but for ids, times and the state of the cache."""
+    """Return names and types of an answer; texts too, except ids, times and the state of the cache."""
     if isinstance(value, dict):
         left = {"id", "created", "cached", "prefill"}
         return {name: shape(inner) for name, inner in value.items() if not left & set(name.split("_"))}

@@ -1,4 +1,4 @@
-"""Streams that have the texts while the model writes them."""
+"""Streams that deliver text while the model writes it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CALLS = st.lists(st.tuples(st.just("bash"), st.fixed_dictionaries({"command": TE
 
 @pytest.fixture(autouse=True, scope="module")
 def no_pause() -> Iterator[None]:
-    """Each event of the engine is looked at."""
+    """Check after each event of the engine, without a pause."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live_module, "_SECONDS", 0.0)
         yield
@@ -56,7 +56,7 @@ def reply(text: str) -> Reply:
 
 
 def told(text: str) -> ParsedTurn:
-    """A turn as the agent gets it: broken calls are text."""
+    """Return a turn as the agent receives it: broken calls are text."""
     parsed = chat().turn_parser.parse(text)
     return chat().turn_parser.without_calls().parse(text) if parsed.broken else parsed
 
@@ -156,7 +156,7 @@ async def test_texts_arrive_while_the_model_writes(path: str, dies: bool) -> Non
 
 
 async def test_a_response_is_created_at_once_and_events_keep_its_stream_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Codex ends a stream without events, and a client of openai a stream in which the id changes."""
+    """Codex ends a stream without events. The client of openai ends a stream in which the id changes."""
     monkeypatch.setattr(server, "KEEP_ALIVE", 0)
     engine = LoggingEngine(chat(), lambda *_: EngineUnreachable("the engine is gone"), damage=False)
     engine.gate, gateway = asyncio.Event(), Gateway(chat(), engine, context_length=10_000)

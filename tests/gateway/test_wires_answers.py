@@ -130,7 +130,7 @@ def test_usage() -> None:
         60,
         107,
     )
-    # Anthropic's clients add the three up.
+    # Anthropic's clients add the three numbers.
     assert (messages["input_tokens"], messages["cache_read_input_tokens"], messages["output_tokens"]) == (40, 60, 7)
     assert (responses["input_tokens"], responses["input_tokens_details"]["cached_tokens"]) == (100, 60)
 
@@ -143,7 +143,7 @@ def test_usage_of_a_chat_stream_is_sent_if_asked_for() -> None:
 
 
 def test_thinking_is_shown_if_asked_for() -> None:
-    """Programs that do not ask for thinking take the first block for the text."""
+    """Programs that do not request thinking take the first block for the text."""
     silent = {**BODIES[MESSAGES], "thinking": {"type": "disabled"}}
     answer = WIRES[MESSAGES].answer(read(MESSAGES, silent), turn("42", "6 x 7"))
     assert answer["content"] == [{"type": "text", "text": "42"}]

@@ -1,4 +1,4 @@
-"""Answers and events against the types of the clients' own packages; skipped where those are not installed."""
+"""Answers and events against the types of the clients' own packages; skipped if these are not installed."""
 
 from __future__ import annotations
 

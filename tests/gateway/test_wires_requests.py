@@ -85,7 +85,7 @@ CODEX_TOOLS = BODIES[RESPONSES] | {
 
 
 def test_codex_tools() -> None:
-    """A custom tool and a namespace's tool are functions to the model; their calls come back in their own form."""
+    """A custom tool and a namespace's tool are functions to the model; their calls are returned in their own form."""
     request = read(RESPONSES, CODEX_TOOLS)
     assert [tool["function"]["name"] for tool in request.tools] == ["apply_patch", "mcp__web__search"]
     patch = request.tools[0]["function"]["parameters"]
@@ -119,7 +119,7 @@ def test_results_come_before_the_user_s_text() -> None:
 
 @ON_EACH
 def test_images_stay_between_the_texts(path: str) -> None:
-    """A blank line joins neighbouring texts, as without images; a content of texts alone is one text."""
+    """A blank line joins neighbouring texts, with or without images. A content of texts alone is one text."""
     image = {CHAT: {"type": "image_url", "image_url": {"url": "data:x"}}, MESSAGES: IMAGE}
     image |= {RESPONSES: {"type": "input_image", "image_url": "data:x"}}
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, image[path], {"type": "text", "text": "c"}]
@@ -260,7 +260,7 @@ def mutant(rng: random.Random) -> tuple[str, Body]:
     changed = of_tree(rng, body)
     try:
         return path, orjson.loads(orjson.dumps(changed))
-    except TypeError:  # what JSON does not carry reaches nobody over HTTP
+    except TypeError:  # values that JSON cannot hold never arrive over HTTP
         return path, body
 
 
@@ -278,7 +278,7 @@ def usable(given: tuple[str, AgentRequest]) -> None:
 
 @counts
 def test_damaged_requests(count: int) -> None:
-    """Any JSON value is read, or refused with words."""
+    """Any JSON value is read, or refused with a message."""
     found = fuzz(count, mutant, read_mutant, usable)
     assert set(found) == {"accepted", "Refusal"}
     assert min(found.values()) > count // 10

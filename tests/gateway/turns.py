@@ -1,4 +1,4 @@
-"""Recorded requests of agents, turns of a model, and what clients make of answers: the stream joined, the history."""
+"""Recorded requests of agents, turns of a model, and the clients' view of answers: the joined stream, the history."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ BODIES: dict[str, Body] = {
     MESSAGES: {"model": "m", "max_tokens": 100, "messages": [QUESTION], "thinking": {"type": "adaptive"}},
     RESPONSES: {"model": "m", "input": [QUESTION]},
 }
-"""The smallest request of each wire format, such that the answer shows all it can."""
+"""The smallest request of each wire format for which the answer shows everything that it can."""
 
 
 def recorded() -> list[tuple[str, str, Body, dict[str, str]]]:
-    """Name, path, body and headers of each recorded request."""
+    """Return name, path, body and headers of each recorded request."""
     found = []
     for file in sorted((Path(__file__).parent / "recorded").glob("*.json")):
         for number, request in enumerate(json.loads(file.read_text())):
@@ -44,7 +44,7 @@ def read(path: str, body: Body, headers: dict[str, str] | None = None) -> AgentR
 
 
 def turn(content: str = "42", reasoning: str | None = None, *calls: ToolCall, length: bool = False) -> AgentTurn:
-    """A turn with fixed ids and counts."""
+    """Make a turn with fixed ids and counts."""
     parsed = ParsedTurn(content, reasoning, calls)
     return AgentTurn("a1", 1_700_000_000, parsed, "length" if length else "calls" if calls else "stop", 100, 60, 7)
 
@@ -63,7 +63,7 @@ _texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=700).map(str
 
 @st.composite
 def turns(draw: st.DrawFn, names: tuple[str, ...] = ("bash", "read")) -> AgentTurn:
-    """Any turn that calls tools of these names."""
+    """Draw any turn that calls tools of these names."""
     calls = [
         ToolCall(
             f"call{index:05d}",
@@ -76,7 +76,7 @@ def turns(draw: st.DrawFn, names: tuple[str, ...] = ("bash", "read")) -> AgentTu
 
 
 def history(path: str, answer: Body) -> list[Body]:
-    """The messages or items by which a client shows an answer in its next request."""
+    """Return the messages or items by which a client repeats an answer in its next request."""
     if path == CHAT:
         return [answer["choices"][0]["message"]]
     if path == MESSAGES:
@@ -85,7 +85,7 @@ def history(path: str, answer: Body) -> list[Body]:
 
 
 def outputs(path: str, calls: Iterable[ToolCall]) -> list[Body]:
-    """The messages or items by which a client sends the results of calls, and a user's text."""
+    """Return the messages or items by which a client sends the results of calls, and a user's text."""
     said = {"role": "user", "content": "Go on."}
     if path == CHAT:
         return [*({"role": "tool", "tool_call_id": call.id, "content": f"of {call.id}"} for call in calls), said]
@@ -97,13 +97,13 @@ def outputs(path: str, calls: Iterable[ToolCall]) -> list[Body]:
 
 
 def continued(path: str, body: Body, answer: Body, calls: Iterable[ToolCall]) -> Body:
-    """The next request of an agent that changes nothing in its history."""
+    """Return the next request of an agent that changes nothing in its history."""
     name = "input" if path == RESPONSES else "messages"
     return {**body, name: [*body[name], *history(path, answer), *outputs(path, calls)]}
 
 
 def normal(message: Message) -> tuple[str, list[tuple[str, Any]]]:
-    """The part of an assistant's message that histories are compared by."""
+    """Return the part of an assistant's message by which histories are compared."""
     calls = [
         (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message.get("tool_calls", ())
     ]
@@ -111,12 +111,12 @@ def normal(message: Message) -> tuple[str, list[tuple[str, Any]]]:
 
 
 def told(given: AgentTurn) -> tuple[str, list[tuple[str, Any]]]:
-    """The same part of a turn."""
+    """Return the same part of a turn."""
     return normal(given.parsed.to_message())
 
 
 def whole(given: AgentTurn) -> LiveTurn:
-    """A turn that is at its end."""
+    """Return a turn that has ended."""
     live = LiveTurn()
     live.begin(given)
     live.finish(given)
@@ -124,12 +124,12 @@ def whole(given: AgentTurn) -> LiveTurn:
 
 
 def events(path: str, request: AgentRequest, given: AgentTurn) -> list[tuple[str, Any]]:
-    """Names and data of an answer's events."""
+    """Return names and data of an answer's events."""
     return sse(b"".join(WIRES[path].events(request, whole(given))))
 
 
 def failed_stream(path: str, refusal: Refusal) -> bytes:
-    """A stream whose turn fails before its first token."""
+    """Return a stream whose turn fails before its first token."""
     request, live = read(path, BODIES[path]), LiveTurn()
     live.begin(turn())
     begun = b"".join(takewhile(bool, WIRES[path].events(request, live)))
@@ -137,7 +137,7 @@ def failed_stream(path: str, refusal: Refusal) -> bytes:
 
 
 def sse(stream: bytes) -> list[tuple[str, Any]]:
-    """Names and data of server-sent events."""
+    """Return names and data of server-sent events."""
     found = []
     assert stream.endswith(b"\n\n")
     for block in stream[:-2].split(b"\n\n"):
@@ -148,7 +148,7 @@ def sse(stream: bytes) -> list[tuple[str, Any]]:
 
 
 def join(path: str, found: list[tuple[str, Any]]) -> Body:
-    """The answer that a client puts together from a stream."""
+    """Return the answer that a client assembles from a stream."""
     return {CHAT: _join_chat, MESSAGES: _join_messages, RESPONSES: _join_responses}[path]([data for _, data in found])
 
 

@@ -1,4 +1,4 @@
-"""Exact arithmetic: bits that depend on a row's own numbers alone, and are those of the usual arithmetic but for rounding."""
+"""Batch-invariant arithmetic: bits depend only on a row's own numbers, and equal usual arithmetic up to rounding."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from agentrl.numerics import batch_invariant
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
-    """Of very different sizes."""
+    """Return numbers of very different sizes."""
     draw = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=draw) * torch.rand(shape, generator=draw).mul(12).sub(6).exp()
 

@@ -1,4 +1,4 @@
-"""Handles of memory that a process without any relation to this one opens, as SGLang does."""
+"""Memory handles that an unrelated process opens, as SGLang does."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ for part in found["metadata"]:
     out[part.name] = [str(tensor.dtype), list(tensor.shape), part.numel, bits]
 print(json.dumps([str(flat.device.type), out]))
 """
-"""SGLang's side, with its rules: the classes that it allows, and devices by their UUID."""
+"""SGLang's side, with its rules: the allowed classes, and devices by their UUID."""
 
 
 @pytest.mark.parametrize(

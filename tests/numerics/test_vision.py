@@ -1,4 +1,4 @@
-"""Pixels of images: the model's own processor's, of every format, and refusals that name the file."""
+"""Pixels of images: equal to the model's own processor, in every format, and refusals that name the file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def loaded(folder: Path) -> Vision:
 
 
 def test_pixels_are_the_processors(kind: Kind, folder: Path) -> None:
-    """Each image's are its own, whatever others are beside it; the number of placeholders follows from the size."""
+    """Each image's pixels do not depend on others in the batch; the size determines the number of placeholders."""
     vision, theirs = loaded(folder), AutoImageProcessor.from_pretrained(folder, backend="pil")
     images = [
         Image.from_bytes(picture(*size, seed)) for seed, size in enumerate([(64, 64), (300, 40), (64, 64), (9, 70)])

@@ -1,4 +1,4 @@
-"""Two evaluations compared: paired by prompt, with intervals that tell a difference from chance."""
+"""Comparison of two evaluations: paired by prompt, with intervals that separate a difference from chance."""
 
 from pathlib import Path
 

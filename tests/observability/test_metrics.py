@@ -1,4 +1,4 @@
-"""The metrics logger: what is written, what a resume keeps, what broken files say."""
+"""The metrics logger: written rows, rows that a resume keeps, and errors for broken files."""
 
 import json
 import math
@@ -99,7 +99,7 @@ def test_log_interval_skips_steps_but_no_evaluation(tmp_path: Path) -> None:
 def test_tensorboard_reads_the_events_and_purges_what_a_resume_replaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Files of one second are read in the order of their numbers as texts: 10 comes before 9.
+    # Files of one second are sorted by their numbers as text: 10 comes before 9.
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     log(tmp_path, 0, 4, settings=ObservabilitySettings())
     log(tmp_path, 2, 5, resume=2, settings=ObservabilitySettings())

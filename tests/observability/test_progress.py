@@ -1,4 +1,4 @@
-"""What the terminal shows."""
+"""The output in the terminal."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""The report page: what it shows, that it stands alone, and that nothing a model wrote is interpreted."""
+"""The report page: its content, that it needs no other file, and that no model output is interpreted."""
 
 import json
 import math

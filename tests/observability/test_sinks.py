@@ -1,4 +1,4 @@
-"""Sinks beside the built-in ones: a user's own, Prometheus over HTTP, and MLflow and trackio where they are installed."""
+"""Sinks other than the built-in ones: a user's own, Prometheus over HTTP, and MLflow and trackio if installed."""
 
 from __future__ import annotations
 

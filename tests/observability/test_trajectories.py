@@ -1,4 +1,4 @@
-"""Trajectories for people: every token once, in parts, with what sampled it and what it was trained on."""
+"""Trajectories as people see them: every token once, in parts, with its engine weights and its training data."""
 
 import math
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def test_metadata_of_user_code_that_is_no_list_of_numbers_is_left_out(name: str,
 
 
 def test_characters_that_hide_or_turn_text_are_named() -> None:
-    """Otherwise a model could show a reader another order of its tokens than the one that was trained."""
+    """Otherwise a model could show a reader another order of its tokens than the trained one."""
     hidden = ["a\u202eb", "\u2066", "\u200b", "é 好 \U0001f600"]
     shown = describe_sample(two_turns(), lambda ids: [hidden[at % 4] for at in range(len(ids))])
     assert [token.shown for token in shown.tokens[:4]] == ["a⟨U+202E⟩b", "⟨U+2066⟩", "⟨U+200B⟩", hidden[3]]

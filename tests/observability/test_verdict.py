@@ -1,4 +1,4 @@
-"""The verdict's reading of rewards; its causes are tested with real runs in `verdicts`."""
+"""How the verdict reads rewards; `verdicts` tests its causes with real runs."""
 
 import random
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ def test_a_rise_above_the_noise_is_learning() -> None:
 
 
 def test_flat_rewards_seldom_pass_for_learning() -> None:
-    """A hundred runs of noise alone."""
+    """Among a hundred runs of pure noise."""
     chance = random.Random(0)
     found = [verdict(chance.gauss(0.4, 0.05) for _ in range(15)).outcome for _ in range(100)]
     assert found.count("learned") <= 5
@@ -39,7 +39,7 @@ def test_flat_rewards_seldom_pass_for_learning() -> None:
 
 
 def test_two_chance_successes_are_not_learning() -> None:
-    """Scatter from rollout to rollout is small here; that within the groups says how little two successes mean."""
+    """Scatter between rollouts is small here; scatter within the groups shows how little two successes mean."""
     rare = rows([0.0] * 13 + [1 / 64] * 2)
     for row in rare:
         row["rollout/reward_standard_error"] = row["rollout/reward"]
@@ -55,7 +55,7 @@ def test_a_fall_from_the_top_counts(last: float, outcome: str) -> None:
 
 
 def test_groups_that_a_filter_dropped_count() -> None:
-    """The filter keeps groups in which some succeed: the mean reward of those need not rise."""
+    """The filter keeps groups with some successes: their mean reward need not rise."""
     filtered = rows([0.5, 0.52] * 6)
     for row in filtered:
         row["offered/reward"] = row["step"] / 12

@@ -1,4 +1,4 @@
-"""A real HTTP server in a thread, for tests of what talks to servers."""
+"""A real HTTP server in a thread, for tests of HTTP clients."""
 
 import socket
 import threading
@@ -45,7 +45,7 @@ def serving(endpoint: Endpoint, path: str = "/", methods: tuple[str, ...] = ("PO
 
 @contextmanager
 def unused_address() -> Iterator[str]:
-    """An address on which nothing listens, nor will."""
+    """Return an address on which no program listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}/"

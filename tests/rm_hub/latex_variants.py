@@ -1,4 +1,4 @@
-"""Equal and unequal rewritings of LaTeX answers, made with sympy: the stress of the math graders beyond numbers."""
+"""Equal and unequal rewritings of LaTeX answers, made with sympy, to stress the math graders beyond numbers."""
 
 import random
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ import sympy
 from sympy import Rational, latex, sqrt
 
 Pair = tuple[str, str, str, bool]
-"""(family, label, answer, whether they are equal)"""
+"""(family, label, answer, true if they are equal)"""
 
 
 def pairs(seed: int, count: int) -> Iterator[Pair]:
-    """`count` rounds over all families."""
+    """Yield `count` rounds over all families."""
     rng = random.Random(seed)
     for _ in range(count):
         for family in (

@@ -1,7 +1,7 @@
-"""Ways in which models state a number, right and wrong: the stress of the math graders.
+"""Ways in which models state a number, right and wrong, to stress the math graders.
 
-`stated(number, unit)` gives responses that commit to `number`; `mistakes(solution, gold)` gives numbers that a model could
-have arrived at instead. A grader must accept every response made of the gold number and refuse every one of a mistake.
+`stated(number, unit)` gives responses that commit to `number`. `mistakes(solution, gold)` gives wrong numbers that a
+model could compute. A grader must accept every response made of the gold number and refuse every one of a mistake.
 """
 
 import random
@@ -13,14 +13,14 @@ _PLACES = (1000, 100, 10)
 
 
 def grouped(number: str) -> str:
-    """1234.5 as 1,234.5."""
+    """Write 1234.5 as 1,234.5."""
     sign = "-" if number.startswith("-") else ""
     whole, point, places = number.lstrip("-").partition(".")
     return sign + f"{int(whole):,}" + point + places
 
 
 def stated(number: str, working: str, rng: random.Random) -> Iterator[tuple[str, str]]:
-    """(form, response) of responses whose final answer is `number`; `working` is what a model writes before it."""
+    """Yield (form, response) of responses whose final answer is `number`; `working` is text before the answer."""
     unit = rng.choice(["dollars", "apples", "hours", "km", "people", "pages per day", "square feet", "cups of sugar"])
     comma = grouped(number)
     other = rng.randrange(2, 90)
@@ -63,14 +63,14 @@ def stated(number: str, working: str, rng: random.Random) -> Iterator[tuple[str,
 
 
 def concluded(number: str, working: str) -> Iterator[str]:
-    """Responses whose last line comes to `number` without announcing it: for the lenient reader only."""
+    """Yield responses whose last line reaches `number` without announcing it: for the lenient reader only."""
     yield f"{working}\nSo in the end there are {grouped(number)} dollars."
     yield f"{working}\nThis gives x = {number}"
     yield f"{working}\nThe total is **{grouped(number)} dollars**."
 
 
 def mistakes(solution: str, gold: str, rng: random.Random) -> list[str]:
-    """Numbers that differ from `gold`: near misses and the solution's own intermediate results."""
+    """Return numbers that differ from `gold`: near misses and the solution's own intermediate results."""
     value = Fraction(gold)
     wrong = {value + 1, value - 1, -value, value * 10, value / 10, value * 2, value / 2, value * 60, value * 100}
     digits = list(gold.lstrip("-"))
@@ -84,14 +84,14 @@ def mistakes(solution: str, gold: str, rng: random.Random) -> list[str]:
         if step.rstrip(".").count(".") <= 1 and step.strip("-."):
             wrong.add(Fraction(step.rstrip(".")))
     wrong.discard(value)
-    # A share and its percentage are one answer.
+    # A fraction and its percentage count as equal.
     wrong -= {value / 100, value * 100} if abs(value) <= 2 else set()
     plain = [decimal(number) for number in sorted(wrong)]
     return [number for number in plain if number is not None]
 
 
 def decimal(value: Fraction) -> str | None:
-    """A value as a short decimal; None if it has none."""
+    """Return a value as a short decimal; None if it has none."""
     if value.denominator == 1:
         return str(value.numerator)
     for places in range(1, 5):
@@ -101,6 +101,6 @@ def decimal(value: Fraction) -> str | None:
 
 
 def without_marks(solution: str) -> str:
-    """A GSM8K solution as a model would write it: no calculator marks, no last line with the answer."""
+    """Return a GSM8K solution in a model's form: no calculator marks, no last line with the answer."""
     lines = re.sub(r"<<[^<>]*>>", "", solution).splitlines()
     return "\n".join(line for line in lines if not line.startswith("####"))

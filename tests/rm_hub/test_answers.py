@@ -1,4 +1,4 @@
-"""The reader of answers that the graders share: its time, and which of the things that a response says is its answer."""
+"""The reader of answers that the graders share: its time, and the part of a response that it takes for the answer."""
 
 import time
 
@@ -39,7 +39,7 @@ TEXTS = [atom * (SIZE // len(atom)) for atom in REPEATED] + ONCE
     ids=lambda text: text[:12],
 )
 def test_reading_takes_time_linear_in_the_text(name: str, text: str) -> None:
-    """Where it takes long, so does a tenth of the text: the processor is slow."""
+    """If this takes long, so does a tenth of the text: then the processor is slow."""
     took = _seconds(name, text)
     assert took < CPU_S or took < 70 * _seconds(name, text[: SIZE // 10])
 
@@ -64,14 +64,14 @@ def _seconds(name: str, text: str) -> float:
         "答案是7，这是错误的。",
     ],
 )
-def test_what_is_taken_back_is_no_answer(response: str) -> None:
+def test_a_retracted_answer_does_not_count(response: str) -> None:
     assert not grade("math", response, "7").correct
 
 
 @pytest.mark.parametrize(
     "response", ["7?", r"\boxed{7?}", "答案是7吗", "Check whether the answer is 7.", "小明认为答案是7。"]
 )
-def test_what_is_asked_or_said_by_others_is_no_answer(response: str) -> None:
+def test_questions_and_answers_of_others_do_not_count(response: str) -> None:
     assert not grade("math", response, "7").correct
 
 
@@ -117,7 +117,7 @@ def test_several_choices_are_no_choice(response: str) -> None:
 
 
 def test_a_word_is_not_cut_into_another() -> None:
-    """ "on" is not the Spanish "o", and the end of "casino" denies nothing, wherever the reader stops looking."""
+    """ "on" is not the Spanish "o", and the end of "casino" is no negation, even if the reader stops within the word."""
     for padding in range(90):
         after = f"The answer is 7.\n\nExplanation: {'x' * padding} is $25*4=$100 on food."
         before = f"At the casino {'x' * padding} the answer is 7."

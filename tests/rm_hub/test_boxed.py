@@ -1,4 +1,4 @@
-"""Boxes in answers: which one counts, what is inside, and what is no box."""
+"""Boxes in answers: which one counts, its content, and text that is not a box."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""`code`: what is taken for the program, forms of tests, and a verdict out of the submission's reach."""
+"""`code`: the text taken as the program, forms of tests, and a verdict that the submission cannot influence."""
 
 import json
 import time
@@ -33,7 +33,7 @@ def fenced(code: str) -> str:
 
 
 async def graded(*items: tuple[str, object], **changes: Any) -> list[Grade]:
-    """Grades of (program, label) pairs in one sandbox."""
+    """Return grades of (program, label) pairs in one sandbox."""
     settings = RmHubSettings(**{"code_test_timeout": 5.0, **changes})
     async with CodeGrader(settings) as grader:
         return [await grader.grade(fenced(code), label, {}) for code, label in items]
@@ -339,7 +339,7 @@ LIARS = [
 
 
 @PARTS
-async def test_liars_score_zero_and_blame_nobody(part: slice) -> None:
+async def test_deceptive_programs_score_zero_without_a_failure(part: slice) -> None:
     grades = await graded(*[(code, {"tests": [test]}) for code, test in LIARS[part]], code_test_timeout=3.0)
     assert [grade.score for grade in grades] == [0.0] * len(LIARS[part]), [grade.reason for grade in grades]
 
@@ -377,7 +377,7 @@ async def test_what_tests_make_of_an_answer_is_not_blamed_on_them() -> None:
     assert [grade.score for grade in grades] == [0.0] * len(DERIVED)
 
 
-def test_how_to_read_an_objects_memory_is_asked_of_nobody() -> None:
+def test_array_interface_attributes_are_never_requested() -> None:
     asked: list[tuple[Any, ...]] = []
     remote = Remote(Held(lambda *args: asked.append(args), set(), ["h", 1], "object", "A"))
     assert not any(hasattr(remote, f"__array{name}__") for name in ("", "_interface", "_struct", "_ufunc"))
@@ -413,7 +413,7 @@ async def test_an_overrun_fails_its_test_alone() -> None:
 
 @pytest.mark.parametrize("form", nightly(["programs", "calls"], 1))
 async def test_after_three_overruns_no_test_is_run_any_more(form: str) -> None:
-    """The last two would pass."""
+    """The last two tests would pass."""
     hang = "import time\ndef f(x):\n    x < 4 and time.sleep(1000)\n    return x\n"
     code, label = f"{hang}print(f(int(input())))", dict[str, Any](inputs=list("12345"), outputs=list("12345"))
     if form == "calls":
@@ -492,7 +492,7 @@ async def test_what_loading_raised_is_said() -> None:
     assert "loading the answer's code raised KeyError: ['key']" in grade.reason
 
 
-async def test_submissions_side_by_side_do_not_meet() -> None:
+async def test_parallel_submissions_are_isolated() -> None:
     def code(n: int) -> str:
         return f"STATE = {n}\ndef f():\n    return STATE"
 

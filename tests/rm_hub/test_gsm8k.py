@@ -17,7 +17,7 @@ from tests.support.nightly import nightly
 
 
 def solutions() -> list[tuple[str, str, str]]:
-    """(whole solution, its working without annotations, its number) of each question."""
+    """Return (whole solution, its working without annotations, its number) of each question."""
     rows = []
     for whole in gsm8k_solutions():
         working, _, number = whole.rpartition("####")
@@ -60,7 +60,7 @@ def test_every_changed_answer_is_refused(change: int) -> None:
 
 
 def test_working_without_a_claim_is_read_leniently_only() -> None:
-    """Three in four last sentences end with the number; the strict reader takes none."""
+    """Three in four last sentences end with the number; the strict reader accepts none."""
     lenient = {"reader": "lenient"}
     graded = [(grade("gsm8k", w, n), grade("gsm8k", w, n, lenient)) for _, w, n in solutions()[::10]]
     assert not any(strict.correct for strict, _ in graded)

@@ -1,4 +1,4 @@
-"""Hostile answers against every grader that runs in a process: none hangs, crashes, executes or leaks."""
+"""Hostile answers against every grader that runs in a process: none hangs, crashes, executes code or leaks."""
 
 import gc
 import json
@@ -20,17 +20,17 @@ from tests.support.hostile import attacks
 from tests.support.nightly import nightly
 
 NAMES = [name for name, spec in GRADERS.items() if spec.runs == "process" and name != "reasoning_gym"]
-"""Graders of our own; that one calls functions of a library which need not be here."""
+"""Our own graders; that one needs a library that may be missing."""
 EVERYDAY = ("deepscaler", "tool_call")  # deepscaler reads answers as math does
 SETTINGS = RmHubSettings(grader_processes=1, grader_timeout=10.0)
 
 
 def label_of(name: str) -> tuple[Any, dict[str, Any]]:
-    """Label and metadata of a real item."""
+    """Return label and metadata of a real item."""
     if name in corpus.NO_CORPUS:
         return None, {}
     item = corpus.load(name)[0]
-    # A number that none of the attacks holds: some graders take an answer's last number.
+    # A number that no attack contains: some graders take an answer's last number.
     label = "271828" if name in ("math", "dapo", "deepscaler", "gsm8k") else item.label
     return label, item.metadata
 
@@ -43,7 +43,7 @@ async def outcome_of(pool: GraderRunner, name: str, response: str, label: Any, m
 
 
 def attacks_on(name: str, canary: Path, size: int) -> Iterator[tuple[str, str]]:
-    """`attacks`, and for a grader that reads only what follows the reasoning also each of them in that place."""
+    """Return `attacks`. For a grader that reads only the text after the reasoning, each is added there too."""
     for title, response in attacks(canary, size):
         yield title, response
         if name == "deepscaler":
@@ -78,7 +78,7 @@ async def check(name: str, canary: Path, size: int) -> None:
     async with GraderRunner(SETTINGS) as pool:
         outcomes = await attack(pool, name, canary, size)
         kinds = {title: getattr(outcome, "kind", "") for title, (_, outcome) in outcomes.items()}
-        # An answer is the model's: what is bad about it is a zero with a reason, never a failure of the grader.
+        # The model wrote the answer: a bad answer gets zero with a reason, never a failure of the grader.
         assert {title: kind for title, kind in kinds.items() if kind} == {}
         assert {
             title: seconds for title, (seconds, _) in outcomes.items() if seconds > SETTINGS.grader_timeout + 2
@@ -117,7 +117,7 @@ async def test_hostile_labels(name: str) -> None:
 
 
 def held(pid: int) -> Counter[str]:
-    """Private memory in kB and open files of a process that has a pool, and of its worker."""
+    """Return private memory in kB and open files of a process that has a pool, and of its worker."""
     (worker,) = workers(pid)
     found: Counter[str] = Counter()
     for name, process in (("own", pid), ("worker", worker)):
@@ -128,7 +128,7 @@ def held(pid: int) -> Counter[str]:
 
 
 async def grown(items: int, recycle: int) -> dict[str, int]:
-    """What `held` grew by over `items` hostile and ordinary items: from the second quarter's median to the last's."""
+    """Return the growth of `held` over `items` mixed items, from the second quarter's median to the last quarter's."""
     responses = [text for _, text in attacks(Path("/nonexistent/canary"), 2_000) if len(text) < 30_000]
     work = []
     for name in NAMES:
@@ -139,9 +139,9 @@ async def grown(items: int, recycle: int) -> dict[str, int]:
         sizes: list[Counter[str]] = []
         for at in range(items):
             await outcome_of(pool, *work[at % len(work)])
-            if at % 100 == 50:  # in the middle of a worker's life: after its last item it is on its way out
+            if at % 100 == 50:  # in the middle of a worker's life: after its last item the worker is exiting
                 sizes.append(held(os.getpid()))
-        assert pool.pool.started == -(-items // recycle)  # none died early and took a leak with it
+        assert pool.pool.started == -(-items // recycle)  # no worker died early and hid a leak
         quarter = max(1, len(sizes) // 4)
         return {name: median(sizes[-quarter:], name) - median(sizes[quarter : 2 * quarter], name) for name in sizes[0]}
 
@@ -156,7 +156,7 @@ def assert_nothing_leaks(growth: dict[str, int]) -> None:
 
 
 def workers(pid: int) -> list[int]:
-    """The processes of this process's pools."""
+    """Return the processes of this process's pools."""
     children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return [child for child in children if "worker.main" in Path(f"/proc/{child}/cmdline").read_text()]
 
@@ -175,10 +175,10 @@ async def test_a_worker_stays_small() -> None:
 
 @pytest.mark.slow
 async def test_the_event_loop_is_not_held_up_by_long_answers() -> None:
-    """CPU time of the loop's thread between two ticks, which other programs on the machine do not disturb."""
+    """Measure the CPU time of the loop's thread between two ticks, which other programs do not disturb."""
     steps: list[float] = []
     gc.collect()
-    gc.freeze()  # a collection of all that other tests left behind is not the pool's doing
+    gc.freeze()  # collecting the garbage of other tests must not count
 
     async def tick() -> None:
         while True:

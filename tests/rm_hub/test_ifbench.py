@@ -41,7 +41,7 @@ def check(response: str, kind: str, *, mode: str = "strict", **kwargs: object) -
 
 @functools.cache
 def parameters() -> dict[str, dict[str, Any]]:
-    """One set of parameters for each kind, from the corpus."""
+    """Return one set of parameters for each kind, from the corpus."""
     found: dict[str, dict[str, Any]] = {}
     for item in lines(CORPUS):
         metadata = item["metadata"]

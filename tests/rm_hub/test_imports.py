@@ -1,4 +1,4 @@
-"""What importing the room costs, and what its modules must not call."""
+"""Cost of importing `rm_hub`, and functions that its modules must not call."""
 
 import ast
 import subprocess
@@ -10,7 +10,7 @@ from tests.support.commands import processor_seconds
 
 FOLDER = Path(agentrl.rm_hub.__file__).parent
 EVERY = sorted(FOLDER.rglob("*.py"))
-# The harness is source text for the sandbox, where running submitted code is its purpose.
+# The harness is source text for the sandbox, where it must run submitted code.
 SOURCES = [path for path in EVERY if "harness" not in path.parts]
 BANNED = {"eval", "exec", "compile", "sympify", "parse_expr", "parse_latex", "system", "popen"}
 

@@ -1,6 +1,6 @@
-"""`llm_judge` against the built-in engine (a tiny random model: real nonsense) and a scripted server.
+"""`llm_judge` with the built-in engine (a tiny random model: real nonsense) and a scripted server.
 
-The scripted server is a fake of a judge behind a real HTTP server: it says what the test tells it to say.
+The scripted server is a fake judge behind a real HTTP server: the test sets its answers.
 """
 
 import json
@@ -42,7 +42,7 @@ Answer = str | Response
 def judge_says(
     *answers: Answer | Callable[[dict[str, Any]], Answer], seen: list[Any] | None = None
 ) -> Iterator[RmHubSettings]:
-    """A scripted judge: one answer after the other, the last again and again."""
+    """Make a scripted judge that gives these answers in order, then always the last one."""
     left = list(answers)
     requests = [] if seen is None else seen
 

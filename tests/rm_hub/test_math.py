@@ -181,7 +181,7 @@ def gsm8k() -> Iterator[tuple[int, str, str, str]]:
 
 
 def wrong_verdicts(step: int, start: int = 0) -> tuple[list[str], int]:
-    """(errors, graded) over every `step`-th item of GSM8K: its own solution, every form, every mistake."""
+    """Return (errors, graded) over every `step`-th item of GSM8K: its own solution, every form, every mistake."""
     told: list[str] = []
     graded = 0
     for index, solution, gold, working in gsm8k():
@@ -209,7 +209,7 @@ def test_gsm8k_in_every_form_a_slice() -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("part", range(10))
 def test_gsm8k_in_every_form(part: int, record_property: Any) -> None:
-    """Ten parts that hold every item between them: half a minute of processor time each."""
+    """Ten parts cover every item: half a minute of CPU time each."""
     told, graded = wrong_verdicts(step=10, start=part)
     record_property("graded", graded)
     assert not told, told[:20]
@@ -260,7 +260,7 @@ ON_PURPOSE = {
     "test_open_thoughts::test_open_thoughts[27]": "a label of two boxes in prose",
     "test_strict::test_strict_variable_comparison[1]": "renamed variables are not the same",
 }
-"""Pairs of math-verify's tests on which we differ, with the reason."""
+"""Pairs of math-verify's tests with another verdict here, and the reason."""
 
 
 def test_agreement_with_math_verifys_own_pairs(record_property: Any) -> None:
@@ -268,7 +268,7 @@ def test_agreement_with_math_verifys_own_pairs(record_property: Any) -> None:
         pairs = [json.loads(line) for line in lines]
     lenient = {"reader": "lenient"}
     grades = {pair["id"]: (pair, grade("math", pair["pred"], pair["gold"], lenient)) for pair in pairs}
-    # What announces no answer is no answer here; where one is read, the verdicts are compared.
+    # A text that announces no answer has none here. If an answer is read, the verdicts are compared.
     read = {name: (pair, got) for name, (pair, got) in grades.items() if got.extracted is not None}
     assert len(read) > 0.9 * len(pairs)
     differ = {name for name, (pair, got) in read.items() if got.correct != pair["expected"]}

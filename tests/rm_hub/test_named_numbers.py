@@ -1,4 +1,4 @@
-"""No grade takes time that depends on a number which the answer names."""
+"""The time of a grade does not depend on the size of a number in the answer."""
 
 import signal
 import time
@@ -82,7 +82,7 @@ LABELS = {
 
 
 class _TooLong(BaseException):
-    """Not an Exception, which a computer-algebra system would catch."""
+    """Not an Exception, because a computer-algebra system would catch that."""
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:
@@ -91,7 +91,7 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def imported() -> None:
-    """What a first grade imports is not the answer's doing."""
+    """Import what a first grade needs, so that it does not count."""
     for label in LABELS.values():
         grade("math", r"\boxed{\frac{\sqrt{19}}{3}}", label)
 

@@ -29,7 +29,7 @@ def faulty(name: str) -> str:
 
 
 def graders(processes: int = 1, preload: Sequence[str] = (), **settings: Any) -> GraderRunner:
-    """A runner; the settings are named without their `grader_`, and may be smaller than users' may."""
+    """Make a runner. Settings are named without `grader_`, and may be smaller than users' minimum."""
     named = {f"grader_{name}": value for name, value in {"processes": processes, **settings}.items()}
     return GraderRunner(RmHubSettings().model_copy(update=named), preload=preload)
 
@@ -87,12 +87,12 @@ async def test_a_bad_item_gets_a_typed_failure_and_the_next_one_is_graded(name: 
 
 
 LONG = "a" * 3_999_999 + "!"
-"""A built-in grader's work of more than a second."""
+"""A built-in grader's task that takes more than a second."""
 
 
 @contextlib.asynccontextmanager
 async def one_worker(**options: Any) -> AsyncIterator[tuple[GraderRunner, int]]:
-    """A pool of one worker, with the worker's number."""
+    """Yield a pool of one worker, with the worker's number."""
     async with graders(preload=["f1", faulty("says_pid")], **options) as pool:
         yield pool, int((await pool.grade(faulty("says_pid"), "", "")).score)
 
@@ -106,7 +106,7 @@ async def test_an_answer_that_takes_all_memory_is_wrong() -> None:
 
 
 async def test_an_answer_that_takes_all_time_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    # On a busy machine a worker may not get the processor for as long as it would need to be blamed.
+    # On a busy machine a worker may not get enough CPU time to exceed its limit.
     monkeypatch.setattr("agentrl.rm_hub.running.pool.STARVED", 0.01)
     async with one_worker(timeout=0.5) as (pool, _):
         got = await pool.grade("f1", LONG, "x")
@@ -410,7 +410,7 @@ def test_grade_many_refuses_an_unknown_grader() -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, or does within ten seconds."""
+    """Return true if a process has ended, or ends within ten seconds."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

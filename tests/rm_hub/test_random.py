@@ -1,4 +1,4 @@
-"""The random baseline. No labelled pairs: what it must show is its distribution and that it can be repeated."""
+"""The random baseline, without labelled pairs: its distribution, and that it is reproducible."""
 
 import statistics
 from typing import Any

@@ -1,4 +1,4 @@
-"""exact_match and f1: normalisation, labels of all forms, and what is an error of the data."""
+"""exact_match and f1: normalisation, labels of all forms, and errors of the data."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""tool_call: partial credit, matching of parallel calls, nothing is executed, labels that are wrong."""
+"""tool_call: partial credit, matching of parallel calls, wrong labels, and that no call is executed."""
 
 import json
 from typing import Any

@@ -1,6 +1,6 @@
 """A scripted engine for fault injection: it answers with prepared texts, failures or delays, and counts calls.
 
-Only failures that a real engine produces at its own pleasure are scripted; the rest of the tests use a real server.
+Only failures that a real engine produces unpredictably are scripted; the rest of the tests use a real server.
 """
 
 from collections import Counter
@@ -110,7 +110,7 @@ def make_context(
 
 
 class Store:
-    """An in-memory store that remembers every group's fate (the real ledger has its own tests)."""
+    """An in-memory store that records what became of every group (the real ledger has its own tests)."""
 
     def __init__(self, groups: int = 1000, size: int = 2) -> None:
         self.left, self.size, self.next = groups, size, 0

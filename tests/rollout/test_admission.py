@@ -1,4 +1,4 @@
-"""Admission: how many groups may start and when a batch is there, over random schedules and without a loop."""
+"""Admission: how many groups may start and when a batch is full, over random schedules and without an event loop."""
 
 import heapq
 import random
@@ -19,7 +19,7 @@ from tests.support.nightly import examples
 
 @dataclass
 class Run:
-    """A whole run under an admission: groups finish in a random order, every fourth as late as can be, steps take their time."""
+    """A run with an admission: groups finish in random order, every fourth as late as possible, and steps take time."""
 
     admission: Admission
     interval: int
@@ -232,7 +232,7 @@ def test_nothing_is_started_for_batches_after_the_last(steps: int) -> None:
 def timed(
     a: Admission, seconds: Callable[[int], float], training: float, steps: int, interval: int = 1
 ) -> tuple[float, list[int]]:
-    """Play a run in simulated time: group n takes `seconds(n)`, a step `training`. Returns its seconds and all staleness."""
+    """Play a run in simulated time: group n takes `seconds(n)`, a step `training`. Returns seconds and stalenesses."""
     now, made, ages = 0.0, 0, list[int]()
     playing, kept = list[tuple[float, int]](), list[int]()
 
@@ -284,7 +284,7 @@ def steady(_: int) -> float:
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[float, list[int]]]:
-    """`timed` by an admission that holds nothing back."""
+    """Return `timed` with an admission that never delays a group."""
 
     def play(a: Admission, *arguments: Any) -> tuple[float, list[int]]:
         a.held = 0
@@ -303,7 +303,7 @@ STEPS = 7 * WINDOW
 
 
 def faster_than_training(engines: float, seconds: Callable[[int], float]) -> float:
-    """Seconds of a training step for which engines with all places busy are so many times as fast."""
+    """Return the seconds of a training step for which fully loaded engines are `engines` times as fast."""
     return engines * 8 / 12 * statistics.fmean(map(seconds, range(1000)))
 
 
@@ -351,7 +351,7 @@ def test_engines_that_become_slower_get_their_groups_back(eager: Callable[..., t
     assert a.held == 0
 
 
-def test_staleness_1_holds_nothing_back(eager: Callable[..., tuple[float, list[int]]]) -> None:
+def test_staleness_1_delays_no_group(eager: Callable[..., tuple[float, list[int]]]) -> None:
     assert timed(run_of(1), exponential, 5.0, STEPS) == eager(run_of(1), exponential, 5.0, STEPS)
 
 

@@ -1,4 +1,4 @@
-"""The default generate: who wrote what, when it ends, and that `close` is always called."""
+"""The default generate: the author of each token, when it ends, and that `close` is always called."""
 
 import math
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ async def test_mask_is_one_exactly_on_what_the_engine_returned(chat: Chat) -> No
     model_ids = chat.encode(CALL) + chat.encode(f"It is 42.{END}")
     assert sample.loss_mask is not None
     assert [t for t, m in zip(sample.tokens[sample.prompt_length :], sample.loss_mask, strict=True) if m] == model_ids
-    # Every request is the whole trajectory so far, to the id.
+    # Every request is the whole trajectory so far, id by id.
     first, second = engine.calls[0][1], engine.calls[1][1]
     assert first == sample.tokens[: sample.prompt_length]
     assert second == sample.tokens[: len(second)]
@@ -105,7 +105,7 @@ async def test_the_context_is_never_overrun(chat: Chat) -> None:
 
 
 class Words(DoubleEnv):
-    """Ends after its first tool call with a word of its own."""
+    """Ends after its first tool call with its own last message."""
 
     async def step(self, turn: Turn) -> Step:
         step = await super().step(turn)
@@ -256,7 +256,7 @@ async def test_a_failing_tool_can_be_caught_by_its_type(chat: Chat) -> None:
 
 
 class TwoVersions(ScriptedEngine):
-    """Its weights are updated while it writes: all but the first three tokens are of the next version."""
+    """Its weights are updated during a turn: all tokens but the first three have the next version."""
 
     spans: tuple[tuple[str, int, int], ...] | None = None
 
@@ -287,7 +287,7 @@ async def test_versions_that_do_not_cover_the_answer_are_the_engines_fault(chat:
 
 
 class Paying(DoubleEnv):
-    """Pays for every other turn, asks on, and pays the trajectory 0.75."""
+    """Rewards every other turn, continues the conversation, and gives the trajectory 0.75."""
 
     max_turns = 4
 
@@ -329,7 +329,7 @@ async def test_split_siblings_earn_the_trajectorys_reward_and_know_the_steps_bef
 
 
 class Compacting(Paying):
-    """Begins anew with a summary after its second turn."""
+    """Restarts with a summary after its second turn."""
 
     async def step(self, turn: Turn) -> Step:
         if turn.index == 2:
@@ -372,7 +372,7 @@ async def test_a_restart_that_says_two_things_is_refused(chat: Chat, step: Step)
 
 
 class OnlyPaid(Environment):
-    """Pays when the model stops; nothing else gives a reward."""
+    """Rewards the turn in which the model stops; there is no other reward."""
 
     payment: ClassVar[Any] = 1.0
 
@@ -407,7 +407,7 @@ async def test_siblings_share_a_combined_rewards_credit(tmp_path: Path) -> None:
 
 
 class InterruptedEngine(ScriptedEngine):
-    """An engine each of whose answers is interrupted within the last character before its end token."""
+    """An engine whose answers are each interrupted within the last character before the end token."""
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, **more: Any) -> Generation:
         got = await super().generate(input_ids, params, **more)

@@ -1,4 +1,4 @@
-"""Agent programs in a rollout: their requests go to a real gateway over HTTP, the engine behind it is scripted."""
+"""Agent programs in a rollout: their requests go to a real gateway over HTTP, with a scripted engine behind it."""
 
 import os
 import shlex
@@ -285,7 +285,7 @@ async def test_a_sandboxed_program_reads_its_whole_package_and_is_no_root(chat: 
 async def test_a_program_in_the_home_folder_reads_nothing_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program is named by a relative path, from the folder of this process."""
+    """The program is named by a relative path, from this process's working directory."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     Path("secret").write_text("secret")
@@ -364,7 +364,7 @@ async def test_a_command_without_a_sandbox_ends_with_the_process_that_runs_it() 
 
 
 async def test_processes_that_a_command_leaves_running_end_with_it() -> None:
-    """They also have its output open, so the end of the output does not come."""
+    """They also keep its output open, so the output never ends."""
     name = f"left{os.getpid() % 100_000}"
     program = f"{sys.executable} -c {shlex.quote(named(name))} & echo started"
     environment = command_environment(f"sh -c {shlex.quote(program)}", "none", ())()

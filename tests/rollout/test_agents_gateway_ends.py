@@ -1,4 +1,4 @@
-"""A gateway that ends, or whose engines fail, in the middle of an agent's session: typed failures, and no lost group."""
+"""A gateway that ends, or whose engines fail, during an agent's session: typed failures, and no lost group."""
 
 import shlex
 import signal
@@ -37,7 +37,7 @@ def queue_of(ledger: Ledger, folder: Path, n: int = 2) -> GroupQueue:
 
 
 class NotingGateway(Gateway):
-    """A gateway that notes its first closed session."""
+    """A gateway that records its first closed session."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -50,7 +50,7 @@ class NotingGateway(Gateway):
 
 
 async def closed_in_the_middle(chat: Chat, ledger: Ledger, folder: Path, action: FailureAction) -> list[Sample]:
-    """Play a group of three. Its gateway is closed when the first has ended and the others have their first turn."""
+    """Play a group of three. Its gateway is closed when the first has ended and the others are in their first turn."""
     ended, over, asked = AsyncExitStack(), anyio.Event(), list[int]()
 
     async def agent(base_url: str, sample: Sample) -> float:

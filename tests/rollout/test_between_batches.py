@@ -1,4 +1,4 @@
-"""The runner in an asynchronous run: what goes on between batches, what becomes too old, and where every token went."""
+"""The runner in an asynchronous run: work between batches, groups that become too old, and the fate of every token."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ HELLO = f"hello{END}"
 
 
 def slow(*groups: int) -> Callable[[str], list[Reply]]:
-    """Answers at once, but never for these groups."""
+    """Answer at once, but never for these groups."""
     return lambda key: [anyio.sleep_forever] if int(key.split("-")[0]) in groups else [HELLO]
 
 
@@ -74,7 +74,7 @@ async def test_groups_that_no_batch_needs_yet_are_leased_under_newer_weights(cha
         for step in range(rest):
             await runner.batch(step)
             await runner.updated(step + 1)
-            await completed(store, 3 * (step + 3))  # staleness allows two batches more
+            await completed(store, 3 * (step + 3))  # staleness allows two more batches
     assert store.leases == [0] * 6 + [step + 1 for step in range(rest) for _ in range(3)]
     assert {store.versions[at] for at in store.batches[rest - 1]} == {rest - 2}
 
@@ -146,7 +146,7 @@ async def test_a_partial_rollout_holds_the_engines_between_batches_and_keeps_wha
 
 
 class Compact(Store):
-    """Gives samples as the ledger does: with arrays in place of lists."""
+    """Gives samples as the ledger does: with arrays instead of lists."""
 
     def complete(
         self, group_id: int, samples: Sequence[Sample], data: bytes | None = None, rewards: Sequence[float] = ()
@@ -159,7 +159,7 @@ async def test_tokens_of_older_weights_are_masked_and_counted(chat: Chat) -> Non
     masked: dict[str, Any] = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": True}
     loop, _ = build(chat, [HELLO], store=store, **masked)
     async with loop.running() as runner:
-        await runner.updated(4)  # the scripted engine says that its weights are of version 3
+        await runner.updated(4)  # the scripted engine reports version 3
         groups, stats, _ = await runner.batch(4)
     assert {sample.trained_tokens for group in groups for sample in group} == {0}
     assert stats.account.trained == 0
@@ -184,7 +184,7 @@ def divmod_of(a: int, b: int) -> str:
 
 
 async def test_every_token_that_an_engine_gave_is_accounted_for(chat: Chat) -> None:
-    """Retries, masked failures, filtered groups, stragglers left behind, groups that wait."""
+    """Retries, masked failures, filtered groups, unfinished groups, groups that wait."""
 
     class Sorted(EchoEnv):
         tools = [divmod_of]
@@ -250,7 +250,7 @@ async def test_a_group_that_is_leased_again_at_once_does_not_hold_up_the_batch(c
 
         async def close(self) -> None:
             if self.group == 1 and lives[1] == 1:
-                await anyio.sleep(0.1)  # meanwhile group 0 is given back, and leased again
+                await anyio.sleep(0.1)  # meanwhile group 0 is released and leased again
 
     async def second_life() -> str:
         await anyio.sleep(60)
@@ -273,7 +273,7 @@ async def test_a_group_that_is_leased_again_at_once_does_not_hold_up_the_batch(c
 
 
 async def test_a_run_goes_on_from_a_checkpoint_whose_successors_are_lost(chat: Chat, tmp_path: Path) -> None:
-    """Checkpoints after steps 1 and 3, killed after step 4 was trained; the checkpoint of step 3 is lost."""
+    """Checkpoints after steps 1 and 3. The run is killed after step 4 was trained; the checkpoint of step 3 is lost."""
     args = make_args(prompts(tmp_path / "prompts.jsonl", 100))
     loop, _ = build(chat, [HELLO], rollout_batch_size=2)
 
@@ -296,7 +296,7 @@ async def test_a_run_goes_on_from_a_checkpoint_whose_successors_are_lost(chat: C
 
 
 class SlowToLease(Store):
-    """Waits in `lease` for the test, as soon as this number of groups has been leased."""
+    """Waits in `lease` for the test, once this number of groups has been leased."""
 
     def __init__(self, after: int, groups: int = 1000) -> None:
         super().__init__(groups)
@@ -332,7 +332,7 @@ async def test_a_group_that_is_leased_during_a_weight_update_has_the_version_of_
     )
     async with loop.running() as runner, anyio.create_task_group() as tasks:
         await runner.batch(0)
-        fails.set()  # another group takes the place of group 5
+        fails.set()  # another group replaces group 5
         await until(store.leasing.is_set)
         tasks.start_soon(runner.updated, 1)
         await settled()
@@ -421,13 +421,13 @@ async def test_a_users_source_is_called_by_one_thread_at_a_time(chat: Chat, tmp_
         async with loop.running(queue) as runner:
             for step in range(6):
                 groups, *_ = await runner.batch(step)
-                await runner.updated(step + 1)  # so that others are started just now
+                await runner.updated(step + 1)  # so that others start at this moment
                 await to_thread.run_sync(queue.trained, [group[0].group_index or 0 for group in groups], step)
     assert not source.overlaps
 
 
-async def test_what_is_handed_over_waits_no_longer(chat: Chat, tmp_path: Path) -> None:
-    """With the real ledger, in which a batch stays fixed to its step until it is trained."""
+async def test_tokens_of_a_batch_that_was_handed_over_do_not_count_as_waiting(chat: Chat, tmp_path: Path) -> None:
+    """With the real ledger, in which a batch belongs to its step until the step is trained."""
     args = make_args(prompts(tmp_path / "prompts.jsonl", 9))
     loop, _ = build(chat, [HELLO], rollout_batch_size=2)
     with Ledger(tmp_path / "ledger.sqlite") as ledger:

@@ -1,4 +1,4 @@
-"""One trajectory that blocks the event loop: it fails, its neighbours do not, and the message says which it was."""
+"""One trajectory that blocks the event loop: it fails, the others do not, and the message names it."""
 
 import asyncio
 import time
@@ -84,7 +84,7 @@ async def test_what_fails_for_a_whole_group_names_the_group(chat: Chat) -> None:
 
 
 class Resource(EchoEnv):
-    """Counts what is open, and tells when a trajectory has come to `where`."""
+    """Counts what is open, and reports when a trajectory has reached `where`."""
 
     where, opened, closed = "", 0, 0
     there = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Groups of engines that user code chooses by name."""
+"""Engine groups that user code chooses by name."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Evaluation's numbers are of whole trajectories, also where one became several samples."""
+"""Evaluation metrics count whole trajectories, also if one became several samples."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +49,7 @@ class Asking(Environment):
 
 
 class Asked(ScriptedEngine):
-    """Remembers the sampling parameters of its requests."""
+    """Records the sampling parameters of its requests."""
 
     def __init__(self, chat: Chat) -> None:
         super().__init__(chat, [f"fine{END}"])

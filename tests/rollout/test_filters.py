@@ -1,4 +1,4 @@
-"""The verdict on a finished group, without a run around it."""
+"""The filter's verdict on a finished group, without a run."""
 
 import pytest
 

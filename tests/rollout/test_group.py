@@ -1,4 +1,4 @@
-"""One group: failures by policy, rewards and generate functions in all forms, nothing shared between attempts."""
+"""One group: failures by policy, rewards and generate functions in all forms, no shared state between attempts."""
 
 import time
 from collections.abc import Callable
@@ -65,7 +65,7 @@ async def test_the_first_request_is_on_its_way_before_the_last_trajectory_begins
 
     async def written() -> str:
         for _ in range(5):
-            await anyio.lowlevel.checkpoint()  # a connection has to open first
+            await anyio.lowlevel.checkpoint()  # a connection must open first
         seen.append(begun)
         return f"hello{END}"
 
@@ -434,7 +434,7 @@ async def test_a_group_reward_sees_all_that_a_samples_own_generate_function_made
 
 @pytest.mark.parametrize("own", [False, True])
 async def test_a_failed_sample_that_a_source_gives_again_is_played_and_graded_anew(chat: Chat, own: bool) -> None:
-    """`own`: a generate function plays, and leaves out what may be left out."""
+    """`own`: a generate function plays, and leaves out optional fields."""
 
     class Fails(EchoEnv):
         async def step(self, turn: Turn) -> Step:

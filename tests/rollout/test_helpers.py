@@ -1,4 +1,4 @@
-"""The helpers for custom generate functions: every conversation its own seeds and its own sample."""
+"""The helpers for custom generate functions: every conversation has its own seeds and its own sample."""
 
 import json
 import re
@@ -30,7 +30,7 @@ END = "<|im_end|>"
 
 
 class SeedsEngine(ScriptedEngine):
-    """Remembers the sampling seeds that it was sent."""
+    """Records the sampling seeds of its requests."""
 
     def __init__(self, chat: Chat) -> None:
         super().__init__(chat, [f"fine{END}"])
@@ -67,7 +67,7 @@ async def test_the_same_sample_gets_the_same_seeds_again(chat: Chat) -> None:
     assert engine.seeds[0] == engine.seeds[1]
 
 
-async def test_side_by_side_conversations_are_told_apart_by_their_list(chat: Chat) -> None:
+async def test_parallel_conversations_are_distinguished_by_their_list(chat: Chat) -> None:
     engine = ScriptedEngine(chat, [f"fine{END}"])
     samples = [Sample(index=i, prompt=[{"role": "user", "content": f"question {i}"}]) for i in range(3)]
     async with recording(recorder(chat, engine, 0)):
@@ -98,7 +98,7 @@ async def test_an_answer_appended_as_text_is_refused_with_the_message_to_append(
 
 
 class Asked:
-    """A client of `generate_single` that sends its conversation in one of several ways."""
+    """A client of `generate_single` that sends its conversation in one of several forms."""
 
     def __init__(self, first: str) -> None:
         self.messages: list[Message] = [{"role": "user", "content": first}]
@@ -211,7 +211,7 @@ async def test_the_longest_beginning_wins(chat: Chat) -> None:
         await long.send("the list")
         for asked in (long, short):
             asked.say("and?")
-        await long.send("copied")  # both have the same tokens: either may go on
+        await long.send("copied")  # both have the same tokens: either may continue
         long.say("more?")
         await long.send("copied")
         await short.send("the list")
@@ -317,7 +317,7 @@ async def test_a_rows_own_tools_are_offered_and_parsed(chat: Chat) -> None:
 
 
 class AbortingEngine(ScriptedEngine):
-    """Cuts every answer short, as a real engine does when it is paused."""
+    """Truncates every answer, as a real engine does when it is paused."""
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, **options: Any) -> Generation:
         answer = await super().generate(input_ids, params, **options)
@@ -401,7 +401,7 @@ async def test_a_conversation_leaves_what_the_default_loop_leaves(chat: Chat) ->
 
 
 class Speculating(ScriptedEngine):
-    """Says how many tokens a draft model wrote, as engines with speculative decoding do."""
+    """Reports how many tokens a draft model wrote, as engines with speculative decoding do."""
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, **options: Any) -> Generation:
         answer = await super().generate(input_ids, params, **options)

@@ -1,4 +1,4 @@
-"""Trajectories of a hosted model: the same environments, conversations in messages, and no token ids anywhere."""
+"""Trajectories of a hosted model: the same environments, conversations in messages, and no token ids."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -34,7 +34,7 @@ SAYS = status(200, completion(content="It is 42."))
 
 
 class Seen(DoubleEnv):
-    """Rewards what its step method saw."""
+    """The reward shows what its step method received."""
 
     async def reset(self, sample: Sample) -> list[dict[str, Any]]:
         self.turns: list[Turn] = []

@@ -1,4 +1,4 @@
-"""Trajectories with images through the built-in engine: of the prompt, of a tool, and of the environment's messages."""
+"""Trajectories with images through the built-in engine: in the prompt, from a tool, and in environment messages."""
 
 import io
 from pathlib import Path
@@ -42,7 +42,7 @@ async def test_a_trajectory_with_images(kind: Any, tmp_path: Path) -> None:
     folder = tiny_vlm(tmp_path, kind, tie_word_embeddings=False)
     image = Image.from_bytes(FIRST)
     prompt = [{"role": "user", "content": [image.reference, {"type": "text", "text": "What is it?"}]}]
-    ends = tuple(range(300, 512))  # a random model soon samples one of them, and its turn is over
+    ends = tuple(range(300, 512))  # a random model soon samples such a token, and its turn ends
     async with in_process(SETTINGS, folder) as url, EnginePool([url], SETTINGS, vocab_size=ROWS) as pool:
         context = make_context(Chat.load(str(folder)), cast(Any, pool), Gallery, rollout_stop_token_ids=ends)
         sample = Sample(index=0, group_index=0, prompt=prompt, images={image.hash: image})
@@ -55,7 +55,7 @@ async def test_a_trajectory_with_images(kind: Any, tmp_path: Path) -> None:
 
 
 def tool_file(sample: Sample) -> bytes:
-    """The file of the one image that came as a Pillow image."""
+    """Return the file of the one image that was a Pillow image."""
     (file,) = (each.data for each in sample.images.values() if each.data != FIRST)
     with PIL.Image.open(io.BytesIO(file)) as one, PIL.Image.open(io.BytesIO(SECOND)) as other:
         assert one.tobytes() == other.tobytes()

@@ -1,4 +1,4 @@
-"""What becomes of an environment whose trajectory is held between two rollouts."""
+"""An environment whose trajectory is paused between two rollouts."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from tests.support.virtual_time import virtual_time
 
 
 class Held(ScriptedEngine):
-    """Generating is held during one request, until whoever waits has seen it; the request goes on after it."""
+    """Pauses during one request until all other tasks wait. Then the request continues."""
 
     def __init__(self, chat: Chat, replies: Sequence[str], when: int, *, updates: bool) -> None:
         super().__init__(chat, replies)
@@ -96,7 +96,7 @@ async def play(
 
 
 @pytest.mark.parametrize("when", [0, 2, 3])
-async def test_what_is_kept_lives_on(chat: Chat, when: int) -> None:
+async def test_an_environment_that_is_kept_continues_after_the_pause(chat: Chat, when: int) -> None:
     sample, engine, _ = await play(chat, Counting, when)
     assert Counting.opened == 1
     assert engine.alive == (1 if when else -1)
@@ -108,7 +108,7 @@ async def test_a_replay_leaves_the_same_sample(chat: Chat, when: int) -> None:
     plain, _, _ = await play(chat, Counting, 0)
     Counting.opened = Counting.closed = 0
     sample, engine, stats = await play(chat, Again, when)
-    assert (Counting.opened, engine.alive) == (2, 0)  # none while it was held
+    assert (Counting.opened, engine.alive) == (2, 0)  # none during the pause
     assert sample.tokens == plain.tokens
     for name in ("counters", "step_rewards", "messages", "log"):
         assert sample.metadata[name] == plain.metadata[name]
@@ -146,7 +146,7 @@ async def test_a_weight_update_leaves_every_environment_alone(chat: Chat, enviro
 
 
 @virtual_time
-async def test_a_held_trajectory_is_not_late(chat: Chat) -> None:
+async def test_a_pause_does_not_count_against_the_trajectorys_timeout(chat: Chat) -> None:
     class Long(ScriptedEngine):
         async def generate(self, input_ids: Sequence[int], params: SamplingParams, **options: Any) -> Generation:
             self.pause_gate.close()

@@ -1,4 +1,4 @@
-"""The runner beside a plain loop that plays one trajectory after the other: the same tokens, masks and rewards."""
+"""The runner against a plain loop that plays one trajectory after another: the same tokens, masks and rewards."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ TURNS, LENGTH, SEED = 3, 6, 5
 
 
 class Talking(Environment):
-    """Answers every turn with its last token, some of them sooner than others; even ids earn."""
+    """Answers every turn with its last token, after different times. Even ids earn a reward."""
 
     max_turns = TURNS
 
@@ -48,7 +48,7 @@ def earned(last: int) -> float:
 async def plain_loop(
     chat: Chat, pool: EnginePool, samples: list[Sample], stops: tuple[int, ...]
 ) -> list[tuple[list[int], list[int], float]]:
-    """(tokens, loss mask, reward) of each sample: 30 lines that do what a rollout does, one request after the other."""
+    """Return (tokens, loss mask, reward) of each sample, by 30 lines that do a rollout's work one request at a time."""
     played = []
     for sample in samples:
         session = ChatSession(chat, [{"role": "user", "content": str(sample.prompt)}])
@@ -83,7 +83,7 @@ async def test_many_at_once_are_what_each_alone_would_be(tmp_path: Path) -> None
         n_samples_per_prompt=4,
         rollout_max_response_len=LENGTH,
         rollout_seed=SEED,
-        # Most turns of a random model would run into their limit.
+        # Otherwise most turns of a random model would reach their limit.
         rollout_stop_token_ids=tuple(range(100, 400)),
     )
     engine = EngineSettings(embedded_slots=8)

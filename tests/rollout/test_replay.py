@@ -1,4 +1,4 @@
-"""Finished samples that a data source gives are used as they are."""
+"""Finished samples from a data source are used unchanged."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.rollout.scripted import END, EchoEnv, Store, build
 
 
 class Replay(Store):
-    """Gives groups as a buffer of finished samples does."""
+    """Returns groups as a buffer of finished samples does."""
 
     reward: float | None = 7.0
     mask: list[int] | None = None

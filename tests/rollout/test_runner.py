@@ -1,4 +1,4 @@
-"""The rollout runner: groups whole, batch after batch, nothing left running, nothing lost."""
+"""The rollout runner: whole groups, batch after batch, no task left running, no group lost."""
 
 import asyncio
 import re
@@ -114,7 +114,7 @@ async def test_a_filter_that_keeps_nothing_is_named_with_the_rewards_that_it_saw
     loop, _ = build(chat, [f"x{END}"], group_filter=keep, reward=reward)
     with pytest.raises(AgentRLError) as caught:
         await loop.run(0)
-    # Groups that were under way beside the fiftieth may be counted as well.
+    # Groups that were in flight with the fiftieth may be counted too.
     named = rf"filtered \(5\d\); the group filter keep \({__file__}:\d+\)"
     assert re.search(rf"{named} judged 1[01]\d trajectories, whose rewards were {saw}$", str(caught.value))
 
@@ -241,7 +241,7 @@ async def test_a_store_that_fails_ends_the_batch_with_its_error(chat: Chat) -> N
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let others run until `condition` holds."""
+    """Let other tasks run until `condition` holds."""
     with anyio.fail_after(120):
         while not condition():
             await anyio.lowlevel.checkpoint()

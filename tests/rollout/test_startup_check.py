@@ -1,4 +1,4 @@
-"""Mistakes that every group would meet: the first groups tell, and the run stops with what to mend and where."""
+"""Mistakes that every group would meet: the run stops after the first groups, and says what to repair and where."""
 
 import json
 from collections.abc import Callable
@@ -113,7 +113,7 @@ async def test_one_graded_trajectory_is_enough_for_the_failure_policy(chat: Chat
 
 
 async def test_the_first_groups_are_those_that_began_first(chat: Chat) -> None:
-    """Short answers fail, and end before the long one, which does not."""
+    """Short answers fail, and end before the long one, which does not fail."""
     wait = anyio.Event()
 
     def replies(key: str) -> list[Reply]:

@@ -1,4 +1,4 @@
-"""A teacher that is asked about what a group's trajectories sampled."""
+"""A teacher that scores the sampled tokens of a group."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -16,7 +16,7 @@ from tests.rollout.scripted import END, EchoEnv, Store, build, make_context
 
 
 class Teacher:
-    """Says -1/k of the k-th token that it is asked about; `failing` times it does not answer."""
+    """Returns -1/k for the k-th requested token. The first `failing` requests get no answer."""
 
     def __init__(self, failing: int = 0) -> None:
         self.failing = failing
@@ -118,7 +118,7 @@ def test_a_probe_holds_every_kind_of_token(chat: Chat) -> None:
 
 
 def tokenized(ids: list[int]) -> Reply:
-    """Reads every text as these ids."""
+    """Tokenizes every text as these ids."""
 
     async def reply(_: FaultyServer, body: dict[str, Any], request: web.Request) -> web.Response:
         assert body["text"]

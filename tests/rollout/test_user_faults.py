@@ -1,4 +1,4 @@
-"""User code that raises, hangs or returns the wrong thing: whose it was and what to do is in the message."""
+"""User code that raises, hangs or returns a wrong value: the message names the code and the remedy."""
 
 import asyncio
 import sys
@@ -34,7 +34,7 @@ UserFunction = Callable[..., Awaitable[object]]
 
 
 class Own(BaseException):
-    """An exception of the user's that is no `Exception`."""
+    """A user's exception that is no `Exception`."""
 
 
 def deeper(*_: Any) -> None:
@@ -57,7 +57,7 @@ def raised(error: BaseException) -> None:
 
 
 def spoiled(hook: str, fail: Callable[[], Any]) -> dict[str, Any]:
-    """What `build` takes for a run whose `hook` calls `fail`."""
+    """Return the arguments of `build` for a run whose `hook` calls `fail`."""
 
     async def late(*_: Any) -> Any:
         await anyio.lowlevel.checkpoint()
@@ -325,7 +325,7 @@ async def test_an_environment_that_cannot_be_made_for_an_own_loop_follows_the_po
 
 
 class Leaving(EchoEnv):
-    """Starts a task in each step that goes on when the trajectory has ended."""
+    """Starts a task in each step that continues after the trajectory has ended."""
 
     tasks: ClassVar[list[asyncio.Task[None]]] = []
 
@@ -364,7 +364,7 @@ async def test_tasks_that_end_or_are_cancelled_in_time_are_not_counted(chat: Cha
         assert tasks.take() == {}
 
 
-async def test_a_task_of_setup_is_the_runs(chat: Chat) -> None:
+async def test_a_task_of_setup_belongs_to_the_run(chat: Chat) -> None:
     async def setup() -> asyncio.Task[None]:
         return asyncio.create_task(anyio.sleep_forever())
 
@@ -423,7 +423,7 @@ async def test_a_task_of_a_tool_that_raises_is_an_observation(chat: Chat) -> Non
 
 
 async def test_a_tool_without_a_sandbox_stops_the_run(chat: Chat) -> None:
-    """No model can learn anything from a machine that has none."""
+    """No model can learn from a machine without a sandbox."""
 
     class Boxed(Environment):
         @tool

@@ -1,4 +1,4 @@
-"""Messages between coordinator and worker: what a worker reports, and what becomes of results of old leases."""
+"""Messages between coordinator and worker: a worker's reports, and results of old leases."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Copies of weights by differences: bit by bit the same as whole ones, and damage is noticed."""
+"""Copies of weights by differences: bit-identical to whole copies, and damage is detected."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ SIZE = 1_500_000
 
 
 def write(folder: Path, weights: torch.Tensor) -> Path:
-    """A version as the trainer writes it."""
+    """Write a version as the trainer does."""
     folder.mkdir()
     save_file({"a": weights.bfloat16(), "norm": torch.ones(64, dtype=torch.bfloat16)}, folder / "model.safetensors")
     (folder / "config.json").write_text("{}")
@@ -47,7 +47,7 @@ def test_differences_at_a_small_learning_rate_are_bit_equal_and_small(tmp_path: 
         write_delta(old, new)
         shares.append(size_of(new) / (new / "model.safetensors").stat().st_size)
         whole = contents(new)
-        (new / "model.safetensors").unlink()  # the copy is made of the difference alone
+        (new / "model.safetensors").unlink()  # the copy is made from the difference alone
         fetch(new, copies, f"v{step}", f"v{step - 1}")
         assert contents(copies / f"v{step}") == whole
         assert sorted(path.name for path in copies.iterdir() if path.is_dir()) == sorted([f"v{step - 1}", f"v{step}"])

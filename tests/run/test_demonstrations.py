@@ -1,4 +1,4 @@
-"""`agentrl sft`: what it learns from is what the mask says, its loss is the plain one, and it resumes like any run."""
+"""`agentrl sft`: the mask decides what is learned, the loss is the plain one, and it resumes like any run."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def sft(model: Path, *flags: str) -> int:
 
 
 def plain_loss(model: Path, rows: list[dict[str, Any]]) -> float:
-    """The mean over learned tokens, by transformers alone: each conversation by itself, labels from the template."""
+    """Return the mean over learned tokens by transformers alone: one conversation at a time, labels by the template."""
     chat, net = Chat.load(str(model)), AutoModelForCausalLM.from_pretrained(model)
     total, count = 0.0, 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""How many threads trainers get where the settings leave it open."""
+"""The trainers' number of threads if the settings do not set it."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""A run whose only signal is a teacher: over HTTP, and held by the trainer."""
+"""A run whose only signal is a teacher: over HTTP, or loaded by the trainer."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The driver with parts that only take notes: what it asks of them, in which order, with which numbers."""
+"""The driver with parts that only record: the calls, their order, and their numbers."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from agentrl.runfolder import METRICS
 
 
 class Notes(Rollouts, Trainer, WeightTransfer):
-    """All three parts; `log` is what they were asked."""
+    """All three parts; `log` records the calls."""
 
     def __init__(self, groups: int = 99, fail_at: str = "", error: Exception | None = None) -> None:
         self.log: list[str] = []
@@ -154,7 +154,7 @@ async def test_trainer_and_engines_take_turns_on_shared_devices(tmp_path: Path) 
 
 
 class Slow(Notes):
-    """The evaluation after the first rollout ends when the second has been trained; `eval_weights` notes its own sends."""
+    """The first evaluation ends when the second rollout has been trained; `eval_weights` records its own sends."""
 
     async def evaluate(self, done: int) -> Mapping[str, float]:
         found = await super().evaluate(done)
@@ -241,7 +241,7 @@ async def test_old_checkpoints_that_cannot_be_removed_end_no_run(
         raise OSError("Directory not empty")
 
     (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "rollout_000000").touch()  # no checkpoint: it takes no place and stays
+    (tmp_path / "checkpoints" / "rollout_000000").touch()  # no checkpoint: it is not counted, and stays
     monkeypatch.setattr(shutil, "rmtree", busy)
     await drive(settings(tmp_path, num_rollout=4, save_interval=2, keep_checkpoints=1), Notes())
     found = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())

@@ -1,4 +1,4 @@
-"""`--num-epoch` says how many rollouts there are."""
+"""`--num-epoch` sets the number of rollouts."""
 
 from pathlib import Path
 

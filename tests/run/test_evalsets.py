@@ -1,4 +1,4 @@
-"""Evaluation sets: what a file says of them, and that each is played by its own settings."""
+"""Evaluation sets: their settings in a file, and that each is played by its own settings."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Real runs with and without each setting: what they produce differs, or they fail in words (see tests.config.toggles)."""
+"""Real runs with and without each setting: their results differ, or they fail with a message (tests.config.toggles)."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models, templates, rows of every kind, a dump, and a run that was begun."""
+    """Make models, templates, rows of every kind, a dump, and a run that has started."""
     desk = Path(tmp_path_factory.mktemp("desk"))
     RunKit.make(desk, prompts=40)
     make_tiny_model(desk / "other", seed=3)

@@ -1,4 +1,4 @@
-"""`agentrl rollout` and `agentrl eval` with a hosted model, which is the shipped one behind `agentrl serve`; then `agentrl sft`."""
+"""`agentrl rollout` and `agentrl eval` with a hosted model (the shipped one by `agentrl serve`); then `agentrl sft`."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def hosted() -> Iterator[str]:
 
 
 def run(desk: Path, line: str, key: str = KEY) -> str:
-    """What a command prints."""
+    """Return the output of a command."""
     done = in_this_process(*line.split(), cwd=desk, OPENAI_API_KEY=key)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
@@ -59,7 +59,7 @@ def run(desk: Path, line: str, key: str = KEY) -> str:
 
 
 def refused(desk: Path, line: str, key: str = KEY) -> str:
-    """What a command that fails prints."""
+    """Return the output of a command that fails."""
     done = in_this_process(*line.split(), cwd=desk, OPENAI_API_KEY=key)
     assert done.returncode != 0, done.stdout
     assert "Traceback" not in done.stderr
@@ -68,7 +68,7 @@ def refused(desk: Path, line: str, key: str = KEY) -> str:
 
 @pytest.fixture(scope="module")
 def rollouts(desk: Path, hosted: str) -> str:
-    """The output of two rollouts in `out`."""
+    """Return the output of two rollouts in `out`."""
     return run(desk, f"rollout {hosted} {PLAYED} {GROUPS} --num-rollout 2 --output-dir out")
 
 
@@ -78,7 +78,7 @@ def test_rewards_are_those_of_native_play_and_there_are_no_token_ids(desk: Path,
         [sample for n in range(2) for group in read_groups(desk / f"{name}/rollouts/{n}.jsonl") for sample in group]
         for name in ("out", "native")
     )
-    # The same seeds, prompts and weights; a turn that a token more or less changes may end in another way.
+    # Seeds, prompts and weights are equal. But one token more or less can change the end of a turn.
     alike = [ours.reward == theirs.reward for ours, theirs in zip(played, native, strict=True)]
     assert sum(alike) >= len(alike) - 2
     assert 0 < sum(float(str(sample.reward)) for sample in played) < len(played)
@@ -118,7 +118,7 @@ def test_a_later_command_goes_on_and_keeps_good_conversations_only(desk: Path, h
     file = desk / "good" / "rollouts" / "demonstrations.jsonl"
     run(desk, f"{line} --num-rollout 1")
     first = file.read_bytes()
-    # A kill behind the rollout, before it counts as done.
+    # A kill after the rollout, before it counts as done.
     file.write_bytes(first + first.replace(b'"rollout":0', b'"rollout":1') + b'{"messages":[{"role":"us')
     run(desk, f"{line} --num-rollout 2")
     assert file.read_bytes().startswith(first)

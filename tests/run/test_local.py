@@ -1,4 +1,4 @@
-"""A whole run in one process: the built-in engine without sockets, Megatron in a thread, no Ray anywhere."""
+"""A whole run in one process: the built-in engine without sockets, Megatron in a thread, and no Ray."""
 
 import os
 import pty
@@ -216,7 +216,7 @@ def test_what_follows_from_one_process_is_filled_in() -> None:
 
 
 class Backend:
-    """A train backend that only takes notes: what it was asked, all of it in one thread."""
+    """A train backend that only records its calls, all of them in one thread."""
 
     def __init__(self, fails: str = "") -> None:
         self.log: list[object] = []

@@ -1,4 +1,4 @@
-"""A rollout's numbers are means over trajectories, also where one became several samples."""
+"""A rollout's metrics are means over trajectories, also if one became several samples."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_the_share_of_each_stop_reason_counts_trajectories() -> None:
 
 
 def test_the_standard_error_takes_prompts_as_given() -> None:
-    """Rewards 0 and 2 have variance 2; two groups of two trajectories, one with siblings. One trajectory has no spread."""
+    """Rewards 0 and 2 have variance 2; two groups of two trajectories, one of them split. One alone has no spread."""
     spread, equal = [part(0, 1, 0), part(0, 2, 0), part(2, 1, None)], [part(1, 1, None), part(1, 1, None)]
     found = rollout_metrics([spread, equal], RolloutStats(), SETTINGS)
     assert found["rollout/reward_standard_error"] == pytest.approx((2 / 2) ** 0.5 / 2)

@@ -1,4 +1,4 @@
-"""A run with a trainer that computes nothing, killed again and again; `benchmarks/null_kills.py` does it 1,000 times."""
+"""A run with a trainer that computes nothing, killed repeatedly; `benchmarks/null_kills.py` does it 1,000 times."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`agentrl rollout` and `agentrl eval` given the same folder again: nothing that is there is overwritten."""
+"""`agentrl rollout` and `agentrl eval` with the same folder again: no existing file is overwritten."""
 
 import re
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_rollouts_go_on_where_they_were_and_are_never_overwritten(
         assert sorted({row.group_index or 0 for row in reader.query()}) == list(range(10))
     there = {file: file.read_bytes() for file in folder.glob("*.json*")}
     monkeypatch.chdir(kit.folder)
-    # What starts no engine needs no process of its own.
+    # A command that starts no engine needs no separate process.
     changed = kit.arguments("rollout", **OFFLINE, num_rollout=9, n_samples_per_prompt=4, rollout_temperature=0.5)
     assert main.run(["rollout", *changed]) == 2
     said = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A run that goes on under other settings says so; with other prompts it is refused before anything starts."""
+"""A run that resumes with other settings reports them. With other prompts it is refused before any process starts."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def build(line: str = "") -> RunSettings:
 
 
 def began(line: str = "") -> None:
-    """What a run of these settings leaves in its folder."""
+    """Make the folder that a run with these settings leaves."""
     with open_folder(build(line)), Ledger(Path("run", LEDGER)) as ledger:
         ledger.bind(RolloutDataSource(build(line).args).identity())
 

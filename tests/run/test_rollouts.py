@@ -1,4 +1,4 @@
-"""Training's rollouts over the real ledger and runner: what a life of the run goes on with, and what limits it."""
+"""Training's rollouts with the real ledger and runner: the state from which a run resumes, and its limits."""
 
 import json
 import uuid
@@ -39,8 +39,8 @@ class Engines(HttpTransport):
     """A transport to engines that answer at once with the token that ends a turn.
 
     Attributes:
-        lengths: the context length that each engine says it has, by host; None says nothing.
-        answers: how many answers were given.
+        lengths: the context length that each engine reports, by host; None: the engine reports none.
+        answers: number of answers.
     """
 
     def __init__(self, lengths: Mapping[str, int | None]) -> None:
@@ -76,7 +76,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
 
 
 def settings(kit: RunKit, **changes: object) -> RunSettings:
-    """Three groups of two samples a batch, in a folder of its own."""
+    """Return settings for three groups of two samples a batch, in a separate folder."""
     flat = {
         "env": f"{kit.folder}/env.py:AddEnv",
         "hf_checkpoint": str(kit.folder / "model"),

@@ -35,10 +35,10 @@ EXPERTS, TOPK, LAYERS = 8, 3, 3
 
 
 def mixture(folder: Path, arch: Arch = "qwen3_moe", tie: float | None = None, layers: int = LAYERS) -> Path:
-    """Three layers with 8 experts of which 3 are chosen; the first is dense.
+    """Make a model of three layers with 8 experts, 3 of them chosen; the first layer is dense.
 
-    With a `tie` pairs of experts have the same router weights but for that much: which one is the third is then a matter of
-    its sign.
+    With a `tie`, pairs of experts have the same router weights except for this difference, whose sign decides which
+    one is the third.
     """
     number = "num_experts" if arch == "qwen3_moe" else "n_routed_experts"
     sizes: dict[str, Any] = {number: EXPERTS, "num_experts_per_tok": TOPK, "layers": layers}
@@ -53,7 +53,7 @@ def mixture(folder: Path, arch: Arch = "qwen3_moe", tie: float | None = None, la
 
 
 async def play(model: Path, *, turns: int = 2) -> list[Sample]:
-    """Four conversations of two turns that begin alike, with an observation between them."""
+    """Play four conversations of two turns with a common beginning, and an observation between the turns."""
     own = EngineSettings(embedded_slots=4, embedded_dtype="float32")
     samples = []
     async with (
@@ -81,7 +81,7 @@ async def test_the_trainer_agrees_with_an_engine_that_chose_other_experts(tmp_pa
     trained, said = batch.loss_mask == 1, batch.rollout_log_probs
     assert said is not None
     last = [batch.sample_routing(i)[-3] for i in range(len(batch))]
-    assert (np.stack(last) == -1).all()  # the last sampled token and what came behind it
+    assert (np.stack(last) == -1).all()  # the last sampled token and everything after it
     with backend(settings(ours, train_backend=kind, max_tokens_per_gpu=400)) as made:
         assert np.abs(made.log_probs(batch) - said)[trained].max() < 1e-5
         assert np.abs(made.log_probs(replace(batch, routed_experts=None)) - said)[trained].max() > 0.1
@@ -91,7 +91,7 @@ async def test_the_trainer_agrees_with_an_engine_that_chose_other_experts(tmp_pa
 
 
 def routed(batch: TrainBatch, experts: int = EXPERTS, topk: int = TOPK, layers: int = LAYERS) -> TrainBatch:
-    """With experts that no router would choose, the same behind the same beginning; the first layer is dense."""
+    """Replace the routing by experts that no router would choose, equal for equal prefixes; the first layer: dense."""
     rows = np.full((len(batch.tokens), layers, topk), -1, np.int16)
     for i in range(len(batch)):
         ids = batch.sample_tokens(i)
@@ -103,7 +103,7 @@ def routed(batch: TrainBatch, experts: int = EXPERTS, topk: int = TOPK, layers: 
 
 
 class Routed(Reference):
-    """transformers' own model, whose routers are told what to choose in a sample."""
+    """transformers' own model, whose routers use the given choice for a sample."""
 
     def log_probs(self, batch: TrainBatch) -> torch.Tensor:
         parts = []
@@ -179,7 +179,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def numbers(made: Any) -> tuple[np.ndarray[Any, Any], list[float], float]:
-    """Log-probs after two steps, what was said of the steps, and the share of the routing that this rank fetched."""
+    """Return log-probs after two steps, the steps' metrics, and the share of the routing that this rank fetched."""
     batch = routed(make_batch(), layers=4)
     whole, fetched = sum(batch.sample_routing(i).nbytes for i in range(len(batch))), list[int]()
 

@@ -1,4 +1,4 @@
-"""The order of a run, without anything running."""
+"""The order of a run's actions, without a run."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from agentrl.run.schedule import Action, Cadence, Do, actions
 
 
 def play(cadence: Cadence, first: int = 0, data_ends_at: int | None = None) -> list[Action]:
-    """Everything that is done where the data ends before step `data_ends_at`."""
+    """Return all actions if the data ends before step `data_ends_at`."""
     out: list[Action] = []
 
     def data_ended() -> bool:
@@ -20,7 +20,7 @@ def play(cadence: Cadence, first: int = 0, data_ends_at: int | None = None) -> l
 
 
 def short(actions: list[Action]) -> str:
-    """`w1` weights of version 1, `b0` batch, `t0` train, `e-1` evaluate, `s0` save, `x` export."""
+    """Abbreviate: `w1` weights of version 1, `b0` batch, `t0` train, `e-1` evaluate, `s0` save, `x` export."""
     letters = {Do.SEND: "w", Do.NEXT_BATCH: "b", Do.TRAIN: "t", Do.EVALUATE: "e", Do.SAVE: "s"}
     return " ".join("x" if a.do is Do.EXPORT else f"{letters[a.do]}{a.step}" for a in actions)
 

@@ -1,4 +1,4 @@
-"""SIGTERM stops as Ctrl-C does, once, with an exit code of its own."""
+"""SIGTERM stops as Ctrl-C does, once, with its own exit code."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def test_sigterm_is_an_exit_once_and_its_handler_is_given_back() -> None:
         with stopped_by_sigterm():
             with pytest.raises(KeyboardInterrupt):
                 terminate()
-            terminate()  # a second one does not interrupt the stopping
+            terminate()  # a second signal does not interrupt the shutdown
             raise KeyboardInterrupt
 
     with pytest.raises(SystemExit) as caught:

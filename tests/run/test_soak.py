@@ -1,6 +1,6 @@
-"""Many groups of a null environment under kills and faults: nothing grows with time. `make soak` runs it and prints figures.
+"""Many groups of a null environment, with kills and faults: no resource grows with time. `make soak` prints figures.
 
-`AGENTRL_SOAK_GROUPS` says how many groups are played (20,000); the first quarter of them with kills.
+`AGENTRL_SOAK_GROUPS` sets the number of groups (20,000); the first quarter of them is played with kills.
 """
 
 import logging
@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(8 * 3600)]
 
 
 async def now_and_then_wrong(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
-    """An answer of eight tokens; one in thirty is an error, breaks off, or contradicts itself."""
+    """Answer with eight tokens. One answer in thirty is an error, breaks off, or contradicts itself."""
     for record in (server.generates, server.headers, server.aborts):
         record.clear()
     good = ok([7, 9, 11, 13, 15, 17, 19, 21])
@@ -55,7 +55,7 @@ async def now_and_then_wrong(server: FaultyServer, body: dict[str, Any], request
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process holds after so many rollouts."""
+    """The resources of a process after this many rollouts."""
 
     rollouts: int
     mib: float
@@ -85,14 +85,14 @@ async def until_rollouts(run: Run, number: int) -> None:
 
 
 def part(usages: Sequence[Usage], begin: float, end: float) -> list[Usage]:
-    """Those of a part of the last life, from `begin` to `end` of its rollouts."""
+    """Return the usages of a part of the last life, from `begin` to `end` of its rollouts."""
     first, last = usages[0].rollouts, usages[-1].rollouts
     low, high = (first + share * (last - first) for share in (begin, end))
     return [usage for usage in usages if low <= usage.rollouts <= high]
 
 
 def rate(usages: Sequence[Usage], name: str) -> float:
-    """How much of `name` a group costs."""
+    """Return how much `name` grows for each group."""
     first, last = usages[0], usages[-1]
     return float((getattr(last, name) - getattr(first, name)) / (last.rollouts - first.rollouts) / BATCH)
 
@@ -119,7 +119,7 @@ async def test_nothing_grows_with_the_number_of_groups(tmp_path: Path) -> None:
         for number in range(KILLS):
             run = kit.start(arguments, "rollout")
             await until_rollouts(run, ROLLOUTS * (number + 1) // (4 * KILLS))
-            await anyio.sleep(rng.uniform(0, 0.5))  # the moment is the fault that is injected
+            await anyio.sleep(rng.uniform(0, 0.5))  # the random moment is the injected fault
             run.process.send_signal(signal.SIGKILL)
             run.process.wait()
         run, usages = kit.start(arguments, "rollout"), list[Usage]()
@@ -135,12 +135,12 @@ async def test_nothing_grows_with_the_number_of_groups(tmp_path: Path) -> None:
     early, late = part(begun, 0.1, 0.3), part(begun, 0.8, 1.0)
     for usage in begun[:: max(1, len(begun) // 10)]:
         _log.warning(usage)
-    # A trajectory in play has a socket.
+    # A trajectory in flight has a socket.
     for name, room in (("mib", 16.0), ("files", 2 * BATCH), ("threads", 4)):
         before, after = (max(getattr(usage, name) for usage in usages) for usages in (early, late))
         _log.warning(f"{name}: {before:.0f} in the second tenth and the third, {after:.0f} in the last two")
         assert after <= before + room, name
-    for name, step in (("cpu", 0.0), ("ledger", 2.5 * 2**16)):  # a ledger grows by 64 KiB now and then
+    for name, step in (("cpu", 0.0), ("ledger", 2.5 * 2**16)):  # a ledger sometimes grows by 64 KiB
         first, second = part(begun, 0.1, 0.5), part(begun, 0.6, 1.0)
         before, after = rate(first, name), rate(second, name)
         _log.warning(f"{name} of a group: {before:.5g}, at the end {after:.5g}")

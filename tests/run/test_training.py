@@ -1,4 +1,4 @@
-"""What a rank's backend is told: the settings, and the run's length in optimizer steps."""
+"""The arguments of a rank's backend: the settings, and the run's length in optimizer steps."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`--true-on-policy-mode`: engine and trainer agree to the bit, runs repeat to the bit, and one bit of difference ends a run."""
+"""`--true-on-policy-mode`: engine and trainer agree to the bit, runs repeat to the bit, one wrong bit ends a run."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_engine_and_trainer_agree_to_the_bit_and_runs_repeat(desk: Path, arch: A
     once = produced(BUSY, packed)
     assert once["failed"] == ""
     assert [row["train/train_rollout_logprob_abs_diff"] for row in once["metrics"]] == [0.0, 0.0]
-    # An engine that has one sequence at a time computes the same.
+    # An engine with one sequence at a time computes the same.
     if arch == "qwen3":
         again = produced(BUSY, packed, "--rollout-max-concurrency 1")
         assert [again[name] for name in ("trajectories", "weights")] == [once["trajectories"], once["weights"]]

@@ -1,4 +1,4 @@
-"""Truncated sampling through a run: the trainer's log-probs are among what the engine was left to sample from."""
+"""Truncated sampling in a run: the trainer computes log-probs among the engine's sampling support."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
 
 
 async def play(model: Path, filters: dict[str, Any]) -> list[Sample]:
-    """Four conversations of two turns with an observation between them."""
+    """Play four conversations of two turns with an observation between them."""
     own = EngineSettings(embedded_slots=4)
     asked = SamplingParams(
         temperature=TEMPERATURE, max_new_tokens=12, ignore_eos=True, return_sampling_mask=True, **filters

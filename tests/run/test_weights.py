@@ -1,4 +1,4 @@
-"""Weights on their way: both sides are told the same, in the right order, under the right version."""
+"""Weight updates: both sides get the same calls, in the right order, with the right version."""
 
 import itertools
 import shutil
@@ -35,7 +35,7 @@ SPECS: list[TensorSpec] = [
 
 
 class Source(WeightSource, Trainer):
-    """The trainer's side; a collective call returns only when the other side is in it too."""
+    """The trainer's side; a collective call returns only when the other side has joined it."""
 
     def __init__(self, log: list[str]) -> None:
         self.log, self.meeting = log, anyio.Event()
@@ -281,7 +281,7 @@ def test_buckets_keep_the_order_and_their_limit(sizes: list[int], limit: int) ->
 
 
 async def test_one_bucket_at_a_time_is_shared_and_the_memory_is_given_back() -> None:
-    """Each engine gets the handles of the trainer processes on its devices; stages send one after the other."""
+    """Each engine gets the handles of the trainer processes on its devices; stages send one after another."""
     source = Source([])
     settings = ClusterSettings(update_weight_buffer_size=32, rollout_num_gpus_per_engine=2)
     await SharedWeights(settings, source, Sink(source)).send(3)

@@ -1,4 +1,4 @@
-"""Several rollout workers: who gets which group, and what becomes of the groups of a worker that dies."""
+"""Several rollout workers: which worker gets which group, and the groups of a worker that dies."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -32,7 +32,7 @@ from tests.buffer.make import finished
 
 
 class Process(RolloutProcess):
-    """A process that a test answers for."""
+    """A process whose answers the test gives."""
 
     def __init__(self, error: AgentRLError | None = None) -> None:
         self.error, self.dead = error, asyncio.Event()

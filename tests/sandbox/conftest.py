@@ -1,4 +1,4 @@
-"""Open sandboxes, and hosts of them: every safe backend, as this user and, where this is root, as an unprivileged one."""
+"""Open sandboxes, and their hosts: every safe backend, as this user and, if this is root, as an unprivileged user."""
 
 import os
 import shutil
@@ -50,7 +50,7 @@ async def box(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
 
 @pytest.fixture
 async def safe() -> AsyncIterator[Sandbox]:
-    """Whatever safe backend this machine gives."""
+    """Yield a sandbox with any safe backend of this machine."""
     try:
         async with open_box("auto") as opened:
             yield opened
@@ -60,7 +60,7 @@ async def safe() -> AsyncIterator[Sandbox]:
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A folder that every user can read."""
+    """Make a folder that every user can read."""
     with tempfile.TemporaryDirectory(prefix="agentrl-test-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)

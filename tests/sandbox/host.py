@@ -1,6 +1,6 @@
-"""A process that owns a sandbox, for tests that need one of another user: `Host` drives it over pipes.
+"""A process that owns a sandbox, for tests that need another user's sandbox: `Host` drives it over pipes.
 
-The process may be an unprivileged user who cannot read this interpreter, so it is started with a Python that it can.
+The process may run as an unprivileged user who cannot read this interpreter, so it starts a Python that is readable.
 """
 
 import json
@@ -22,7 +22,7 @@ from agentrl.sandbox.interpreter import find_interpreter
 ROOT = Path(__file__).parents[2]
 OTHER_USER = 65534
 SECRET = "canary-7f3a9c"
-"""In the host process's environment, and nowhere that a program may look."""
+"""A secret in the host process's environment, and nowhere that a program may read."""
 
 
 class Host:
@@ -37,7 +37,7 @@ class Host:
         return self._ask(op="run", code=code, stdin=stdin, timeout=timeout)
 
     def cell(self, session: str, code: str, *, timeout: float | None = None) -> RunResult:
-        """Run a cell in the session of that name, opened by its first use."""
+        """Run a cell in the session of that name, which its first use opens."""
         return self._ask(op="cell", session=session, code=code, timeout=timeout)
 
     def _ask(self, **message: Any) -> RunResult:
@@ -52,12 +52,12 @@ class Host:
 
 
 class HostUnavailable(Exception):
-    """The backend does not work here; the message says why."""
+    """The backend does not work here; the message gives the reason."""
 
 
 @contextmanager
 def open_host(backend: str, user: int, limits: SandboxLimits) -> Iterator[Host]:
-    """Start a host process as `user` (its own id, or another one if this process is root)."""
+    """Start a host process as `user` (its own id, or any other if this process is root)."""
     other = user != os.geteuid()
     interpreter = find_interpreter(by_others=other)
     executable = interpreter.executable if other else sys.executable

@@ -1,4 +1,4 @@
-"""Programs that try to get out of the sandbox. Each prints, as JSON, the names of the attempts that succeeded."""
+"""Programs that try to escape from the sandbox. Each prints, as JSON, the names of the attempts that succeeded."""
 
 import platform
 
@@ -23,7 +23,7 @@ END = "\nprint(json.dumps(succeeded))\n"
 
 
 def program(body: str, **values: object) -> str:
-    """The whole program; `values` are there as variables."""
+    """Return the whole program; `values` become its variables."""
     given = "".join(f"{name} = {value!r}\n" for name, value in values.items())
     return f"{PRELUDE}{given}{body}{END}"
 
@@ -305,6 +305,6 @@ _BOTH = (
 
 
 def numbers() -> dict[str, int]:
-    """System call numbers of this machine."""
+    """Return the system call numbers of this machine."""
     words = f"{_X86_64 if platform.machine() == 'x86_64' else _AARCH64} {_BOTH}".split()
     return dict(zip(words[::2], map(int, words[1::2]), strict=True))

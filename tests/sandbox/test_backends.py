@@ -1,4 +1,4 @@
-"""Which backend a machine gets, what is said where one is missing, and which files of Python it shows."""
+"""The backend of a machine, the message if a backend is missing, and the files of Python that a sandbox shows."""
 
 import os
 import tempfile
@@ -14,7 +14,7 @@ from tests.sandbox.watch import BACKENDS, enter, open_box
 
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An environment's packages below /tmp, where the sandbox has its own files."""
+    """Make an environment's packages below /tmp, where the sandbox has its own files."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="agentrl-test-") as folder:
         Path(folder).chmod(0o755)
         packages = Path(folder) / "site-packages"
@@ -53,7 +53,7 @@ async def test_a_missing_bubblewrap_is_named_with_the_remedy(monkeypatch: pytest
 
 
 async def test_a_bubblewrap_that_may_not_make_namespaces(monkeypatch: pytest.MonkeyPatch, public: Path) -> None:
-    """What a container without user namespaces does to it."""
+    """A container without user namespaces has this effect on bubblewrap."""
     install(public, "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     monkeypatch.setenv("PATH", str(public), prepend=os.pathsep)
     with pytest.raises(SandboxUnavailable, match="bubblewrap: bwrap: No permissions to create new namespace"):
@@ -80,6 +80,6 @@ def test_trying_says_a_python_or_a_reason_for_each_backend() -> None:
 
 
 def install(folder: Path, script: str) -> None:
-    """A command `bwrap` in a folder."""
+    """Install a command `bwrap` in a folder."""
     (folder / "bwrap").write_text(script)
     (folder / "bwrap").chmod(0o755)

@@ -1,4 +1,4 @@
-"""`Sandbox` and `SandboxSession`: what a run gives back, limits, order, cancellation, and what happens when things break."""
+"""`Sandbox` and `SandboxSession`: the result of a run, limits, order, cancellation, and failures."""
 
 import os
 import signal
@@ -94,7 +94,7 @@ async def test_timeout_is_the_smaller_of_the_two(box: Sandbox) -> None:
 
 
 async def test_processor_time() -> None:
-    """By the program's own count of it, which does not depend on what else the machine does meanwhile."""
+    """The program's own CPU time is measured, which does not depend on other load."""
     code = """
 import time
 told = time.process_time()
@@ -202,7 +202,7 @@ async def test_a_dead_zygote_is_replaced(box: Sandbox) -> None:
 
 
 async def test_calls_wait_for_the_new_zygote(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One call restarts the zygote. The others wait for it, also if that call is cancelled."""
+    """One call restarts the zygote. The others wait for the restart, also if that call is cancelled."""
     start, starting, go_on = Sandbox._start, anyio.Event(), anyio.Event()
 
     async def slowly(self: Sandbox, backend: Backend) -> Zygote:

@@ -1,6 +1,6 @@
-"""Getting out of the sandbox: nothing may succeed, judged from the host's side too.
+"""Escapes from the sandbox: no attempt may succeed, also judged from the host's side.
 
-Each test runs for every safe backend, and, started by root, for root and for an unprivileged user.
+Each test runs for every safe backend and, if started by root, for root and for an unprivileged user.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from tests.sandbox.watch import processes_called
 
 
 def attempts(host: Host, body: str, **values: object) -> set[str]:
-    """The names of the attempts that succeeded."""
+    """Return the names of the attempts that succeeded."""
     result = host.run(programs.program(body, **values))
     assert result.ok, result
     assert SECRET not in result.stdout
@@ -29,13 +29,13 @@ def attempts(host: Host, body: str, **values: object) -> set[str]:
 
 
 def alone(host: Host) -> bool:
-    """Whether the backend gives the program no files and no processes of its own."""
+    """Return true if the backend gives the program no files and no processes of its own."""
     return host.backend == "landlock"
 
 
 @pytest.fixture
 def open_folder(host: Host) -> Iterator[Path]:
-    """A folder that belongs to the host's user, in a place that everybody can reach."""
+    """Make a folder of the host's user that everybody can reach."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="agentrl-canary-") as name:
@@ -51,7 +51,7 @@ def open_folder(host: Host) -> Iterator[Path]:
 
 @pytest.fixture
 def victim(host: Host) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process of the host's user that must live on unharmed."""
+    """Start a process of the host's user that must survive unharmed."""
     user = host.user if os.geteuid() == 0 else None
     process = subprocess.Popen(
         ["/bin/sleep", "1000"], user=user, group=user, extra_groups=None if user is None else [], start_new_session=True
@@ -135,7 +135,7 @@ def test_its_sockets_carry_bytes_alone(host: Host) -> None:
     assert attempts(host, programs.CHANNEL) == set()
 
 
-def test_a_lock_is_seen_by_nobody(host: Host) -> None:
+def test_a_lock_in_the_sandbox_is_invisible_outside(host: Host) -> None:
     """On a file of the library, which all sandboxes and the host read."""
     locks = """
 import fcntl, os, struct
@@ -264,7 +264,7 @@ print(count)
 """
     result = host.run(code)
     assert result.ok, result
-    # Without a user id of its own, the count includes what the user starts elsewhere meanwhile.
+    # Without a separate user id, the count includes other processes of the user.
     assert int(result.stdout) <= 8 + 50
 
 
@@ -345,7 +345,7 @@ def test_crashes(host: Host) -> None:
 
 
 def standing(pid: int) -> tuple[object, ...]:
-    """Whether a process is stopped, its priority, processors and limits."""
+    """Return whether a process is stopped, its priority, processors and limits."""
     stopped = Path(f"/proc/{pid}/stat").read_text().split()[2] in "Tt"
     limits = Path(f"/proc/{pid}/limits").read_text()
     return stopped, os.getpriority(os.PRIO_PROCESS, pid), os.sched_getaffinity(pid), limits

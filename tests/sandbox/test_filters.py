@@ -1,4 +1,4 @@
-"""The system-call filter, run in a small interpreter of its language: both machines are checked on either."""
+"""The system-call filter, run in a small BPF interpreter: both architectures are checked on either one."""
 
 import struct
 
@@ -15,7 +15,7 @@ PID = 4242
 
 
 def verdict(machine: str, number: int, *args: int, own_view: bool = False, arch: int | None = None) -> str | int:
-    """What the kernel would do with a call."""
+    """Return the kernel's verdict on a call."""
     program = filters.build(machine, own_view=own_view, pid=PID)
     given = [*args, *[0] * (6 - len(args))]
     data = struct.pack("=iIQ6Q", number, ARCH[machine] if arch is None else arch, 0, *given)

@@ -1,4 +1,4 @@
-"""Pools of machines: a machine for each caller, some that wait, and nothing that stays."""
+"""Pools of machines: a machine for each caller, some spare ones, and no leftovers."""
 
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -21,7 +21,7 @@ def _works() -> None:
 
 
 class Watched(BubblewrapMachine):
-    """A machine of bubblewrap that counts its starts. A start that begins while `gate` is set waits for it."""
+    """A bubblewrap machine that counts its starts. A start that begins while `gate` is set waits for it."""
 
     started = 0
     gate: anyio.Event | None = None
@@ -71,9 +71,9 @@ async def test_other_limits_are_another_machine_and_the_oldest_makes_room(kind: 
         await (await pool.start(kind)).close()
         async with await pool.start(kind, limits=MachineLimits(processes=7)) as other:
             assert other.limits.processes == 7
-            await until(lambda: kind.started == 4 and machines(place) == 2)  # its own, and that of the same kind
+            await until(lambda: kind.started == 4 and machines(place) == 2)  # its own, and a spare of the same kind
         async with await pool.start(kind, limits=MachineLimits(processes=7)):
-            await until(lambda: kind.started == 5)  # the one that waited was given away
+            await until(lambda: kind.started == 5)  # the spare was given away
     assert machines(place) == 0
 
 
@@ -115,7 +115,7 @@ async def test_a_cancelled_caller_and_a_closed_pool_leave_nothing(kind: type[Wat
     await until(lambda: traces(place) == before)
     kind.gate = None
     async with await pool.start(kind):
-        assert kind.started == 5  # a closed pool starts none that wait
+        assert kind.started == 5  # a closed pool starts no spares
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The contract of machines: every implementation, also with programs that try to get out."""
+"""The contract of machines: for every implementation, also with programs that try to escape."""
 
 import contextlib
 import functools
@@ -58,7 +58,7 @@ Start = Callable[..., Awaitable[Machine]]
 
 @pytest.fixture(scope="session")
 def root_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small root file system: a shell, a few programs, and their libraries."""
+    """Make a small root file system: a shell, a few programs, and their libraries."""
     root = tmp_path_factory.mktemp("root")
     (root / "usr" / "bin").mkdir(parents=True)
     libraries: set[str] = set()
@@ -106,7 +106,7 @@ def start(request: pytest.FixtureRequest) -> Start:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of temporary files during a test, which every user can reach."""
+    """Set the folder of temporary files during a test, which every user can reach."""
     with tempfile.TemporaryDirectory(prefix="agentrl-test-") as name:
         Path(name).chmod(0o711)
         monkeypatch.setattr(tempfile, "tempdir", name)
@@ -121,7 +121,7 @@ async def machine(start: Start) -> Any:
 
 @pytest.fixture
 def python(machine: Machine, request: pytest.FixtureRequest) -> Callable[..., Awaitable[str]]:
-    """Run a Python program in the machine; returns its output."""
+    """Run a Python program in the machine. Returns its output."""
     if request.node.callspec.params["start"] == "bubblewrap-folder":
         pytest.skip("the small root file system has no Python")
 
@@ -135,7 +135,7 @@ def python(machine: Machine, request: pytest.FixtureRequest) -> Callable[..., Aw
 
 @pytest.fixture
 def canary() -> Iterator[Path]:
-    """A folder with a file, in a place that everybody can reach."""
+    """Make a folder with a file, in a place that everybody can reach."""
     with tempfile.TemporaryDirectory(prefix="agentrl-canary-") as name:
         folder = Path(name)
         folder.chmod(0o777)
@@ -147,7 +147,7 @@ def canary() -> Iterator[Path]:
 
 
 def named(name: str) -> str:
-    """A command that never ends, under a name that the host can look for."""
+    """Return a command that never ends, with a name that the host can find."""
     return f"ln -sf /bin/sleep /tmp/{name} && exec /tmp/{name} 1000"
 
 
@@ -312,7 +312,7 @@ async def test_a_network_if_allowed() -> None:
 async def test_no_files_of_the_host(machine: Machine, python: Callable[..., Awaitable[str]], canary: Path) -> None:
     paths = [str(canary / "canary"), str(canary), str(ROOT / "README.md")]
     said = await python(programs.program(programs.FILES, paths=paths, folders=[str(canary)], secret=SECRET))
-    # It may make files of these names below its own /tmp; the fixture looks at the host's.
+    # It may make files of these names in its own /tmp; the fixture checks the host's.
     succeeded = [name for name in json.loads(said.splitlines()[-1]) if "canary" not in name or name.startswith("read")]
     assert succeeded == []
     read = f"env; cat /proc/*/environ; for process in /proc/*; do cat $process/root{canary}/canary; done"
@@ -460,7 +460,7 @@ async def test_it_ends_with_a_killed_owner(start: Start, request: pytest.Fixture
 
 
 def traces(place: Path) -> tuple[object, ...]:
-    """What a leak would change: children, processes of machines, mounts, open files, folders."""
+    """Return everything that a leak would change: children, processes of machines, mounts, open files, folders."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     commands = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -566,7 +566,7 @@ esac
 
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], list[str]]]:
-    """Put a `docker` with a fault on the path, and a `podman` that fails; returns what `docker` was asked."""
+    """Put a `docker` with a fault on the path, and a failing `podman`. Returns a function to get `docker`'s calls."""
     for name, script in (("docker", FAKE), ("podman", "#!/bin/sh\nexit 1\n")):
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)

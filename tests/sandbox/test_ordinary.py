@@ -1,4 +1,4 @@
-"""What the list of system calls must leave alone: programs that mean no harm."""
+"""Tests that the sandbox's system-call filter allows ordinary programs."""
 
 import os
 
@@ -8,7 +8,7 @@ from agentrl.sandbox import Sandbox
 from tests.support.nightly import nightly
 
 NICE = os.getpriority(os.PRIO_PROCESS, 0)
-"""These tests may run under `nice`."""
+"""The nice value of the test process; the sandbox must not change it."""
 ALONE = {
     "threads": """
 import threading
@@ -78,6 +78,6 @@ async def test_programs_that_need_nothing(box: Sandbox, name: str) -> None:
 @pytest.mark.parametrize("name", nightly(WITH_FILES, 4))
 async def test_programs_with_files_and_processes(box: Sandbox, name: str) -> None:
     if box.backend == "landlock":
-        pytest.skip("landlock has no files to write and no processes to start")
+        pytest.skip("the landlock backend allows no file writes and no subprocesses")
     result = await box.run(WITH_FILES[name])
     assert result.ok, result

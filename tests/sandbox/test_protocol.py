@@ -1,4 +1,4 @@
-"""The channel between a confined process and its jailer: whatever code does with it, a `RunResult` comes of it."""
+"""The channel between a confined process and its jailer: code cannot prevent a `RunResult`."""
 
 import socket
 import struct
@@ -76,7 +76,7 @@ threading.Thread(target=flood, daemon=True).start()
     anyio.run(until, lambda: processes_called("between") == 0)
     after = host.cell("flood", "print('fine')")
     assert after.stdout == "fine\n"
-    # On a machine that stood still for so long, the flood came before the answer was read.
+    # If the machine stalls for this long, the flood arrives before the answer is read.
     cause = {"ok": "its process ended between two runs", "killed": "killed"}[outcome]
     assert after.note == f"the session was restarted after: {cause}; earlier variables are gone"
 
@@ -135,7 +135,7 @@ async def test_a_copy_that_runs_on_gives_no_answer() -> None:
 
 @pytest.fixture(params=["bubblewrap", "landlock"])
 async def tight(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
-    """Half a second of processor time."""
+    """Yield a sandbox with a limit of half a second of CPU time."""
     try:
         async with open_box(request.param, limits=SandboxLimits(cpu_seconds=0.5, wall_seconds=60)) as box:
             yield box
@@ -163,8 +163,8 @@ async def test_a_parent_that_does_not_read_stops_no_limit(tight: Sandbox) -> Non
     await process.end()
 
 
-async def test_code_that_nobody_reads_holds_nothing_up(tight: Sandbox) -> None:
-    """The cell before it pretends to be done and stays."""
+async def test_a_cell_that_is_never_read_does_not_block_its_sender(tight: Sandbox) -> None:
+    """The cell before it pretends to be done and keeps running."""
     async with tight.session() as session:
         await session.run("import ctypes, os, time\nctypes.CDLL(None).prctl(15, b'deaf', 0, 0, 0)")
         assert (await session.run("os.write(3, b'o')\ntime.sleep(1000)")).ok

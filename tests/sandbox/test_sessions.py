@@ -1,4 +1,4 @@
-"""Sessions of a sandbox: what they keep, what happens when a run breaks one, and runs side by side."""
+"""Sessions of a sandbox: what they keep, runs that break one, and parallel runs."""
 
 import ast
 

@@ -1,4 +1,4 @@
-"""Opening a sandbox of a test's own, and watching the processes that it starts."""
+"""Helpers that open a sandbox for one test, and watch the processes that it starts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ async def enter(box: Sandbox) -> None:
 
 
 def named(name: str) -> str:
-    """A program that never ends, under a name that the host can look for."""
+    """Return a program that never ends, with a name that the host can find."""
     return f"import ctypes, time\nctypes.CDLL(None).prctl(15, {name.encode()!r}, 0, 0, 0)\ntime.sleep(1000)"
 
 
@@ -39,7 +39,7 @@ def processes_called(name: str) -> int:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that only the kernel knows."""
+    """Wait for a state that only the kernel knows."""
     with anyio.fail_after(120):
         while not condition():  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(0.01)

@@ -1,1 +1,1 @@
-"""What tests of several rooms share."""
+"""Code that tests of several packages share."""

@@ -1,10 +1,10 @@
-"""Agents that keep their own history, as programs on the SDKs of three wire formats do, and a transport that reaches an
-ASGI app as a server does.
+"""Agents that keep their own history, like programs on the SDKs of three wire formats. A transport calls an ASGI app as
+a server does.
 
-1. An `Agent` sends its whole history each time. `keep` writes an answer into it in one of the forms that SDKs and agents
-   use: reasoning dropped or not, content null, arguments spelled anew. None of them is another conversation.
-2. `Agent.prompts` returns what a gateway may render of the agent's last request, in OpenAI's form.
-3. A stream is read as strictly as the SDKs read it: a missing, double or disordered event is an AssertionError.
+1. An `Agent` sends its whole history each time. `keep` appends an answer in one of the forms that SDKs and agents
+   use: reasoning dropped or not, content null, arguments respelled. None of these forms is another conversation.
+2. `Agent.prompts` returns the valid renderings of the agent's last request, in OpenAI's form.
+3. A stream is read as strictly as by the SDKs: a missing, double or disordered event is an AssertionError.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ TOOLS: list[Json] = [
     for name in ("look", "run", "write")
 ]
 WAIT = 60.0
-"""Seconds until a request that gets no answer fails its test."""
+"""Seconds after which an unanswered request fails its test."""
 
 
 # ---- the transport --------------------------------------------------------------------------------------------
 
 
 class AsgiTransport(httpx.AsyncBaseTransport):
-    """Reaches an app as an HTTP server does: an answer comes in pieces, the app hears of a client that is gone, and what
-    it sends to that client is lost.
+    """Calls an app as an HTTP server does: an answer comes in pieces, the app learns that a client disconnected, and
+    later data for that client is lost.
 
-    A request's extension `target` is a path that is sent as it is, dots included. `aclose` waits for the app's work.
+    A request's extension `target` is a path that is sent unchanged, dots included. `aclose` waits for the app's tasks.
     """
 
     def __init__(self, app: Any) -> None:
@@ -132,7 +132,7 @@ def _scope(request: httpx.Request) -> Json:
 
 
 def events(text: str) -> list[tuple[str, str]]:
-    """The (event, data) pairs of a stream of server-sent events; comments are left out."""
+    """Return the (event, data) pairs of a stream of server-sent events, without comments."""
     assert text.endswith("\n\n"), f"a stream ends with an empty line, not with {text[-40:]!r}"
     found = []
     for block in text.split("\n\n"):
@@ -145,7 +145,7 @@ def events(text: str) -> list[tuple[str, str]]:
 
 
 def join_chat(text: str) -> Json:
-    """One chat completion of its chunks, as the OpenAI SDK accumulates them."""
+    """Join the chunks of a chat completion, as the OpenAI SDK does."""
     found = [data for _, data in events(text)]
     assert found[-1] == "[DONE]"
     message: Json = {"role": "assistant", "content": None}
@@ -190,7 +190,7 @@ _DELTAS = {
 
 
 def join_messages(text: str) -> Json:
-    """One Anthropic message of its events, as the Anthropic SDK accumulates them."""
+    """Join the events of an Anthropic message, as the Anthropic SDK does."""
     message: Json = {}
     opened: int | None = None
     ended = False
@@ -237,8 +237,8 @@ def join_messages(text: str) -> Json:
 
 
 def join_responses(text: str) -> Json:
-    """One response of its events. Codex takes the items from `response.output_item.done`, the OpenAI SDK from the last
-    event, so both must say the same, and so must the deltas."""
+    """Join the events of a response. Codex takes items from `response.output_item.done`, the OpenAI SDK from the last
+    event, so both must agree, and so must the deltas."""
     found = events(text)
     read = [json.loads(data) for _, data in found if data != "[DONE]"]
     assert [name for name, data in found if data != "[DONE]"] == [event["type"] for event in read]
@@ -268,7 +268,7 @@ def join_responses(text: str) -> Json:
 
 
 def respell(value: Any) -> Any:
-    """The value as a JavaScript program writes it: 1.0 is 1."""
+    """Write the value as a JavaScript program does: 1.0 is 1."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -277,7 +277,7 @@ def respell(value: Any) -> Any:
 
 
 class Refused(Exception):
-    """A request that was answered with an error."""
+    """A request that got an error."""
 
     def __init__(self, response: httpx.Response) -> None:
         super().__init__(f"{response.status_code}: {response.text:.300}")
@@ -285,12 +285,12 @@ class Refused(Exception):
 
 
 class Agent(ABC):
-    """A program with a history of its own.
+    """A program with its own history.
 
     Attributes:
         history: in the wire's own form, without the system prompt.
-        requests: what each request may be rendered as: lists of (messages, tools) in OpenAI's form.
-        plain: it keeps answers exactly as they come.
+        requests: valid renderings of each request: lists of (messages, tools) in OpenAI's form.
+        plain: answers are kept unchanged.
     """
 
     wire: str
@@ -318,39 +318,39 @@ class Agent(ABC):
 
     @abstractmethod
     def body(self) -> Json:
-        """The next request, but for `stream`."""
+        """Return the next request, without `stream`."""
 
     @abstractmethod
     def user(self, text: str) -> None:
-        """Say something."""
+        """Append a user message."""
 
     @abstractmethod
     def results(self, ids: Sequence[str], texts: Sequence[str]) -> None:
-        """Answer calls."""
+        """Append results of calls."""
 
     @abstractmethod
     def keep(self, answer: Json) -> list[str]:
-        """Write an answer into the history; returns the ids of its calls."""
+        """Append an answer to the history. Returns the ids of its calls."""
 
     @abstractmethod
     def messages(self, history: Sequence[Json]) -> list[Json]:
-        """The history in OpenAI's form."""
+        """Return the history in OpenAI's form."""
 
     @abstractmethod
     def edit(self, at: int) -> bool:
-        """Change the text of a message of the history; returns false if it has none."""
+        """Change the text of a message of the history. Returns false if there is none."""
 
     # ---- the same on all wires
 
     def fork(self) -> "Agent":
-        """Another agent with a copy of the history."""
+        """Return another agent with a copy of the history."""
         other = type(self)(self.client, self.base, self.system, self.tools, seed=self.rng.random(), plain=self.plain)
         other.headers = dict(self.headers)
         other.history, other._received = copy.deepcopy(self.history), copy.deepcopy(self._received)
         return other
 
     def restart(self, kept: int) -> None:
-        """Forget the history behind its first messages."""
+        """Remove the history after its first messages."""
         self.history = self.history[:kept]
         self._received = {at: message for at, message in self._received.items() if at < kept}
 
@@ -358,7 +358,7 @@ class Agent(ABC):
         return not self.plain and self.rng.random() < share
 
     def prompts(self) -> list[tuple[list[Json], list[Json]]]:
-        """(messages, tools) that the next request may be rendered as: with the agent's own spelling or the model's, with
+        """Return valid (messages, tools) of the next request: with the agent's own spelling or the model's, with
         reasoning or without."""
         received = [self._received.get(at, message) for at, message in enumerate(self.history)]
         variants = []
@@ -370,7 +370,7 @@ class Agent(ABC):
         return [(messages, schemas) for at, messages in enumerate(variants) if messages not in variants[:at]]
 
     async def ask(self, *, stream: bool | None = None, **fields: Any) -> Json:
-        """Send the history; returns the answer, of a stream the joined one. Raises Refused."""
+        """Send the history. Returns the answer, for a stream the joined one. Raises Refused: the answer is an error."""
         streams = self.rng.random() < 0.5 if stream is None else stream
         body = {**self.body(), "stream": streams, **fields}
         self.requests.append(self.prompts())
@@ -381,11 +381,11 @@ class Agent(ABC):
         return joined
 
     async def turn(self, **fields: Any) -> list[str]:
-        """Send the history and keep the answer; returns the ids of its calls."""
+        """Send the history and keep the answer. Returns the ids of its calls."""
         return self.keep(await self.ask(**fields))
 
     async def leave(self, pieces: int, *, patience: int = 3) -> None:
-        """Send the history and go away: with no pieces, before the answer begins, and else after so many of a stream."""
+        """Send the history and disconnect: before the answer if `pieces` is 0, else after that many stream pieces."""
         body = {**self.body(), "stream": pieces > 0 or self.rng.random() < 0.5}
         self.requests.append(self.prompts())
         request = self.client.build_request("POST", f"{self.base}/{self.path}", json=body, headers=self.headers)
@@ -679,11 +679,11 @@ WORDS = [
     "<think>",
     "tab\there",
 ]
-"""Control text is among them: from users and tools it is text."""
+"""Includes control text: from users and tools it is plain text."""
 
 
 def words(rng: random.Random, most: int) -> str:
-    """Return up to so many words."""
+    """Return at most this many words."""
     return " ".join(rng.choice(WORDS) for _ in range(rng.randint(0, most)))
 
 

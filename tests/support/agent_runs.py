@@ -44,7 +44,7 @@ async def agent(base_url: str, sample: Sample) -> float:
 
 
 async def agent_groups(chat: Chat) -> list[list[Sample]]:
-    """One group of two sessions. The model's answer to the title is hostile, all others are plain."""
+    """Return one group of two sessions. The model's answer to the title is hostile, all others are harmless."""
 
     def replies(key: str) -> list[str]:
         return [f"{EVIL}{END}" if key.endswith("-0") else f"said{END}"]

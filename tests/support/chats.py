@@ -26,7 +26,7 @@ STOPS = {
     "gemma4": ["<turn|>", "<|tool_response>"],
     "diffusion": ["<turn|>", "<|tool_response>"],
 }
-"""Tokens on which generation ends, by family, as the checkpoints' `generation_config.json` have them."""
+"""Tokens that end generation, by family, as in the checkpoints' `generation_config.json`."""
 
 
 @functools.cache
@@ -47,8 +47,8 @@ def _all_control() -> frozenset[str]:
 
 @functools.cache
 def make_chat(name: str, **options: Any) -> Chat:
-    """A chat over a real template. Qwen templates get the real Qwen3 tokenizer as it is; for the others the control
-    tokens of all templates are added to it, so that theirs are single tokens as in their own tokenizers."""
+    """Make a chat with a real template. Qwen templates get the real Qwen3 tokenizer unchanged. For the others the
+    control tokens of all templates are added to it, so that each is a single token as in its own tokenizer."""
     source = chat_templates()[name]
     tokenizer = _tokenizer(frozenset() if name.startswith("qwen") else _all_control())
     family = next((f for f in sorted(STOPS, key=len, reverse=True) if name.startswith(f)), "qwen")
@@ -56,7 +56,7 @@ def make_chat(name: str, **options: Any) -> Chat:
 
 
 def interrupted(chat: Chat, got: Generation, at: int) -> Generation:
-    """Return an answer as if a weight update had interrupted it before its id `at`: each part was decoded by itself."""
+    """Return an answer as if a weight update had interrupted it before its id `at`: each part is decoded separately."""
     places = slice(0, at), slice(at, len(got.ids))
     parts = [
         replace(

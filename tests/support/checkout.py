@@ -1,4 +1,4 @@
-"""The tree that these tests belong to: what a process that they start must import, whatever is installed beside it."""
+"""The source tree of these tests: their child processes must import it, even if another agentrl is installed."""
 
 import os
 from pathlib import Path
@@ -7,5 +7,5 @@ ROOT = Path(__file__).parents[2]
 
 
 def import_path() -> str:
-    """PYTHONPATH for a child: this tree first. Its own children, Ray's workers among them, inherit it."""
+    """Return PYTHONPATH for a child: this tree first. The child's own children inherit it, also Ray's workers."""
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -1,4 +1,4 @@
-"""Command lines that run in the process of the tests, and what a Python process costs."""
+"""Command lines that run in the tests' process, and the cost of a Python process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.cli.main import run
 
 
 def in_this_process(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `agentrl ARGS` without a process of its own; returns its exit code and what it printed."""
+    """Run `agentrl ARGS` without a new process. Returns its exit code and its output."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         for name, value in {"COLUMNS": "100", **environment}.items():
@@ -28,7 +28,7 @@ def in_this_process(*args: str, cwd: Path | None = None, **environment: str) -> 
 
 
 def processor_seconds(*args: str) -> float:
-    """The least processor time of three runs of `python ARGS`; compare it with another one's, never with a number."""
+    """Return the least CPU time of three runs of `python ARGS`. Compare it only with that of another command."""
     found = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

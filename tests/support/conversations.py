@@ -1,4 +1,4 @@
-"""Random tool-using conversations, and what a model would have to write to have them."""
+"""Random tool-using conversations, and the text that a model must write to produce them."""
 
 import re
 from typing import Any
@@ -28,14 +28,14 @@ _GAPS = [" ", " ", "\n", "\n\n", ". "]
 
 @st.composite
 def text(draw: st.DrawFn) -> str:
-    """Some words, never blank and without edge whitespace, which some templates strip."""
+    """Draw some words, never blank and without leading or trailing whitespace, which some templates strip."""
     words = draw(st.lists(st.tuples(st.sampled_from(_WORDS), st.sampled_from(_GAPS)), min_size=1, max_size=8))
     return "".join(word + gap for word, gap in words).strip()
 
 
 @st.composite
 def conversations(draw: st.DrawFn, chat: Chat, thought: Thought) -> list[Message]:
-    """A conversation that ends with a user or tool message; every assistant turn has the same kind of thought."""
+    """Draw a conversation that ends with a user or tool message. All assistant turns have the same kind of thought."""
     can = chat.report.can
     messages: list[Message] = []
     if can.system and draw(st.booleans()):
@@ -66,13 +66,13 @@ def _call(draw: st.DrawFn, number: int) -> dict[str, Any]:
 
 
 def turns(messages: list[Message]) -> list[tuple[int, int]]:
-    """(index of an assistant message, index after the messages that answer it), in order."""
+    """Return (index of an assistant message, index after the messages that answer it), in order."""
     at = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     return list(zip(at, [*at[1:], len(messages)], strict=True))
 
 
 def completion(chat: Chat, messages: list[Message], tools: Any, thought: Thought) -> str:
-    """What the model writes for the last message: the template's own text of it, through the first end token."""
+    """Return what the model writes for the last message: the template's text of it, up to the first end token."""
     prompt = chat.template.render(messages[:-1], tools)
     written = chat.template.render(messages, tools, generation_prompt=False)
     shared = next((i for i, (a, b) in enumerate(zip(prompt, written, strict=False)) if a != b), len(prompt))

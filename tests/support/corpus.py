@@ -1,7 +1,7 @@
 """The graders' conformance corpus: labelled answers, `tests/conformance/rm_hub/<grader>.jsonl`.
 
 A line has `id`, `category`, `response`, `label`, `correct` and optionally `metadata`, the exact `score`, a `note`, and
-`known_error` with the reason where the grader is known to be wrong: those are counted, never hidden.
+`known_error` with the reason if the grader is known to be wrong: known errors are counted, never hidden.
 """
 
 import json
@@ -31,20 +31,20 @@ class Item:
 
 
 def load(name: str) -> list[Item]:
-    """The items of one grader."""
+    """Return the items of one grader."""
     lines = (FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").split("\n")
     return [Item(**json.loads(line)) for line in lines if line]
 
 
 def gsm8k_solutions() -> list[str]:
-    """The 1,319 reference solutions of GSM8K's test split; each ends with `#### ` and its number."""
+    """Return the 1,319 reference solutions of GSM8K's test split; each ends with `#### ` and its number."""
     lines = (FOLDER.parent / "data" / "gsm8k_test_answers.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["answer"] for line in lines]
 
 
 def names(runs: str) -> list[str]:
-    """The graders that have a corpus of labelled answers and run so ("process" or "async")."""
-    # The judge's corpus holds what judges say; test_llm_judge.py has it.
+    """Return the graders that have a corpus of labelled answers and this kind ("process" or "async")."""
+    # The judge's corpus holds answers of judges; test_llm_judge.py uses it.
     return [name for name, spec in GRADERS.items() if spec.runs == runs and name not in NO_CORPUS]
 
 
@@ -58,7 +58,7 @@ NO_CORPUS = {
 
 @dataclass(slots=True)
 class Tally:
-    """How often a grader was right and wrong on its corpus."""
+    """Counts of right and wrong grades of a grader on its corpus."""
 
     right: int = 0
     wrong: int = 0
@@ -88,7 +88,7 @@ class Tally:
 
 
 def problem(item: Item, outcome: Grade | GraderFailure) -> str:
-    """What is wrong with the outcome; empty if nothing is."""
+    """Describe the problem of the outcome; empty if there is none."""
     if isinstance(outcome, GraderFailure):
         return f"{item.id}: {outcome.kind}: {outcome}"
     if outcome.correct == item.correct and (item.score is None or abs(outcome.score - item.score) < 1e-9):

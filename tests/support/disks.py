@@ -11,7 +11,7 @@ import pytest
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A tmpfs of `size` ("64k") mounted at `folder`; skips the test where mounting is not allowed."""
+    """Mount a tmpfs of `size` ("64k") at `folder`. Skips the test if mounting is not allowed."""
     folder.mkdir()
     try:
         _mount("-t", "tmpfs", "-o", f"size={size}", "none", folder)
@@ -24,12 +24,12 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 def enlarge(folder: Path, size: str) -> None:
-    """Give a `small_disk` more room."""
+    """Enlarge a `small_disk`."""
     _mount("-o", f"remount,size={size}", folder)
 
 
 def fill(folder: Path) -> Path:
-    """Write a file until the disk is full; returns it, to be removed to make room."""
+    """Write a file until the disk is full. Returns the file; remove it to free space."""
     file = folder / "filling"
     with file.open("wb", buffering=0) as sink, contextlib.suppress(OSError):
         while sink.write(bytes(4096)) == 4096:

@@ -1,7 +1,7 @@
-"""Running a function in several processes that talk to each other, and getting their answers back.
+"""Run a function in several processes that communicate, and return their results.
 
 The function must be importable (module level). An exception in any rank ends the others and is raised here with that
-rank's traceback. The processes are forked from one that has imported torch and megatron and done nothing else.
+rank's traceback. The processes are forked from one that has only imported torch and megatron.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.support.warm import python
 def run_ranks(
     function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 500.0, fresh: bool = False
 ) -> list[Any]:
-    """Call `function(rank, *args)` in `world_size` processes; returns their results by rank.
+    """Call `function(rank, *args)` in `world_size` processes. Returns their results by rank.
 
     Args:
-        timeout: seconds after which a rank is stuck, on a machine however busy.
-        fresh: the processes have imported nothing before.
+        timeout: seconds after which a rank counts as stuck, also on a busy machine.
+        fresh: the processes start without imported packages.
 
-    Skips the test on a machine with GPUs, but fewer than processes: NCCL takes one process a GPU.
+    Skips the test on a machine with fewer GPUs than processes (but not without GPUs): NCCL takes one process a GPU.
 
     Raises:
         RuntimeError: a rank raised, died, or did not answer within `timeout` seconds.
@@ -58,7 +58,7 @@ def run_ranks(
 
 
 def _start_forkserver() -> None:
-    """Start it with the packages that it needs, where tests have such a Python."""
+    """Start the fork server with the packages that it needs, if tests have such a Python."""
     resource_tracker.ensure_running()
     usual = spawn.get_executable()
     spawn.set_executable(python())

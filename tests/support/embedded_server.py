@@ -13,7 +13,7 @@ from tests.support.warm import python
 
 @contextmanager
 def embedded_server(model: str | Path, *arguments: str, log: Path | None = None) -> Iterator[str]:
-    """Start `agentrl serve` on a free port; gives its URL; stopped at the end, or when this process ends."""
+    """Start `agentrl serve` on a free port. Yields its URL. The server stops at the end, or when this process ends."""
     command = [sys.executable, "-I", "-S", parent_watchdog.__file__, str(os.getpid())]
     command += [python(), "-m", "agentrl", "serve", str(model), "--port", "0", "--threads", "1", *arguments]
     stderr = log.open("wb") if log is not None else subprocess.DEVNULL

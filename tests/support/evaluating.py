@@ -11,7 +11,7 @@ from agentrl.rollout.startup_check import StartupCheck
 from agentrl.rollout.stats import Tally
 
 _CHECKS: WeakKeyDictionary[GroupPlayer, StartupCheck] = WeakKeyDictionary()
-"""A player's evaluations have one check."""
+"""The startup check that a player's evaluations share."""
 
 
 async def evaluate(player: GroupPlayer, name: str, prompts: Sequence[Group]) -> EvalResult:

@@ -1,4 +1,4 @@
-"""Graders that misbehave, for fault injection; by path, as a user's own would be given."""
+"""Graders that misbehave, for fault injection; given by path, like a user's own."""
 
 import ctypes
 import os
@@ -63,7 +63,7 @@ def says_pid(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
 
 
 def starts_a_process(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """Leaves a child behind and its number in the file that `response` names, then hangs."""
+    """Start a child process, write its id into the file that `response` names, then hang."""
     child = subprocess.Popen(["sleep", "300"])
     with open(response, "w") as file:
         file.write(str(child.pid))

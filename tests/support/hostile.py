@@ -1,11 +1,11 @@
-"""Answers that are meant to hang, crash, bloat or subvert a grader."""
+"""Answers that try to hang, crash, bloat or subvert a grader."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 
 def attacks(canary: Path, size: int = 1_000_000) -> Iterator[tuple[str, str]]:
-    """(name, answer); `canary` must not exist afterwards, `size` is about how many characters the long ones have."""
+    """Return (name, answer) pairs. `canary` must not exist afterwards; long answers have about `size` characters."""
     yield from _wrapped("power tower", "9^9^9^9")
     yield from _wrapped("power tower in TeX", "9^{9^{9^{9^{9}}}}")
     yield from _wrapped("power tower in Python", "9**9**9**9")

@@ -1,6 +1,6 @@
-"""Clients that mean a server no good: `python -m tests.support.hostile_clients HOST PORT` attacks until it is killed.
+"""Hostile clients of a server: `python -m tests.support.hostile_clients HOST PORT` attacks until it is killed.
 
-64 connections at once, each with one of `attacks()`; one that was answered or cut off comes again with the same.
+64 connections at once, each with one of `attacks()`. After an answer or a disconnect the attack is repeated.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ MEGABYTE = 1 << 20
 
 
 def request(path: str, body: Any, *, host: str = "127.0.0.1", head: str = "", kind: str = "application/json") -> bytes:
-    """A whole POST; `body` is sent as JSON, or as it is if it is bytes."""
+    """Return a whole POST; `body` is sent as JSON, or unchanged if it is bytes."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {len(raw)}\r\n{head}\r\n"
     return lines.encode() + raw
 
 
 def chunked(content: bytes, total: int) -> Iterator[bytes]:
-    """A body of `total` bytes whose length is not said."""
+    """Return a body of `total` bytes without a stated length."""
     yield request("/generate", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     chunk = (content * (MEGABYTE // len(content) + 1))[:MEGABYTE]
     yield from repeat(b"%x\r\n%s\r\n" % (len(chunk), chunk), total // MEGABYTE)
@@ -34,12 +34,12 @@ GOOD = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4, "ignore
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 DEAD = {"master_address": "203.0.113.1", "master_port": 9, "rank_offset": 1, "world_size": 2, "backend": "gloo"}
 SLOW = r"(?:(?:.|.)*(?:.|.)*)*(?!.|\n|$)"
-"""A pattern that takes for ever to find that it does not match."""
+"""A pattern that takes forever to fail."""
 
 
 @cache
 def attacks() -> dict[str, bytes]:
-    """What is sent, by name; of "large" 400 MB."""
+    """Return what each attack sends, by name; "large" sends 400 MB."""
     return {
         "n": request("/generate", {"text": "a", "sampling_params": {"n": 10**9}}),
         "n of a chat": request("/v1/chat/completions", {**CHAT, "n": 10**9}),
@@ -65,7 +65,7 @@ def attacks() -> dict[str, bytes]:
 
 
 async def attack(address: tuple[str, int], name: str) -> None:
-    """One attack, again and again."""
+    """Repeat one attack forever."""
     while True:
         try:
             reader, writer = await asyncio.open_connection(*address)

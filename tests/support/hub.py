@@ -1,7 +1,7 @@
-"""A mirror of the Hugging Face Hub on loopback: the endpoints that a download asks for, over local folders.
+"""A mirror of the Hugging Face Hub on loopback: the endpoints that a download uses, with local folders.
 
-`Mirror.break_at` ends each connection after that many bytes of a file; `Mirror.ranges` has the first byte of each file
-that was asked for.
+`Mirror.break_at` ends each connection after that many bytes of a file. `Mirror.ranges` has the first byte of each
+requested file.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
-        if parts[0] == "api" and len(parts) < 4:  # what huggingface_hub asks about itself
+        if parts[0] == "api" and len(parts) < 4:  # requests of huggingface_hub itself
             return self._refuse(404, "EntryNotFound")
         if parts[0] == "api":
             _, kind, owner, name, *rest = parts

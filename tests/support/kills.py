@@ -1,8 +1,8 @@
-"""A run whose processes are killed or stopped at a random moment, and what has to be true afterwards.
+"""A run whose processes are killed or stopped at a random moment, and the conditions that must hold afterwards.
 
-`kill_and_resume` ends one process for good: the run is started again by the same command and must come to its planned
-end. `disturb_an_engine` kills or stops one of two engines, `kill_workers` kills workers of several again and again: the
-same life of the run must come to its planned end.
+`kill_and_resume` ends one process for good; the same command starts the run again, which must reach its planned
+end. `disturb_an_engine` kills or stops one of two engines, `kill_workers` kills several workers repeatedly: the run
+must reach its planned end without a restart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GROUPS = 4
 """Groups of a batch in a `RunKit` run."""
 
 PATIENCE = 600
-"""Seconds that a disturbed run may take to its end."""
+"""Maximum seconds from a fault to the end of the run."""
 
 Fault = Literal["kill", "kill the guard", "stop", "stop and continue"]
 FAULTS: tuple[Fault, ...] = ("kill", "kill the guard", "stop", "stop and continue")
@@ -36,17 +36,17 @@ FAULTS: tuple[Fault, ...] = ("kill", "kill the guard", "stop", "stop and continu
 CHECKED = {
     "save_interval": 1,
     "ledger_retention": "always",
-    "lr": 1e-2,  # so that the weights of any two versions can be told apart
+    "lr": 1e-2,  # so that the weights of any two versions differ measurably
 }
 """Settings of a run whose tokens' versions can be checked afterwards."""
 
 IMPATIENT = {"engine_probe_interval": 0.5, "engine_hang_timeout": 5}
-"""Settings for engines that are tiny: one that says nothing for seconds is hung."""
+"""Settings for tiny engines: an engine without an answer for seconds counts as hung."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one disturbed run: what was seen in a line, and what contradicts the contract."""
+    """The result of one disturbed run: a summary line, and what contradicts the contract."""
 
     seen: str
     problems: Sequence[str]
@@ -60,7 +60,7 @@ class Outcome:
 
 
 def kill_and_resume(kit: RunKit, role: str, moment: int, *, steps: int, **form: object) -> Outcome:
-    """`SIGKILL` for the first process of `role` at random moment number `moment`, and the same command again.
+    """Send `SIGKILL` to the first process of `role` at random moment number `moment`, then run the same command again.
 
     Args:
         form: settings of the run by flat name, such as `max_staleness`.
@@ -94,13 +94,13 @@ def disturb_an_engine(
     pause: float | None = None,
     **form: Any,
 ) -> Outcome:
-    """Kill or stop one of the engines at random moment number `moment`; every trained token's version is checked.
+    """Kill or stop one of the engines at random moment number `moment`, and check every trained token's version.
 
-    The samples are kept, and a checkpoint is written every step; so the log-probs that engines reported for a version's
-    tokens can be compared with those of that version's weights.
+    The samples are kept, and a checkpoint is written every step. So the log-probs that engines reported for a version's
+    tokens can be compared with those of the version's weights.
 
     Args:
-        fault: which; drawn with the moment by default.
+        fault: the kind; drawn with the moment by default.
         pause: seconds from a stop to its end; drawn with the moment by default.
         form: settings of the run by flat name, such as `max_staleness`.
     """
@@ -122,8 +122,8 @@ def disturb_an_engine(
 
 
 def kill_workers(kit: RunKit, moment: int, *, steps: int, kills: int, workers: int = 2, **form: Any) -> Outcome:
-    """Kill random rollout workers of one run, `kills` times; every trained token's version is checked. A kill comes at a
-    random moment after a step, so that the run goes on between kills.
+    """Kill random rollout workers of one run, `kills` times, and check every trained token's version. A kill comes at a
+    random moment after a step, so that the run makes progress between kills.
 
     Args:
         form: settings of the run by flat name, such as `max_staleness`.
@@ -134,7 +134,7 @@ def kill_workers(kit: RunKit, moment: int, *, steps: int, kills: int, workers: i
     while done < kills and run.process.poll() is None:
         rows = len(run.metrics())
         run.until(lambda: run.process.poll() is not None or len(run.metrics()) > rows)  # noqa: B023 - called at once
-        time.sleep(rng.uniform(0, 3))  # the moment is the fault that is injected
+        time.sleep(rng.uniform(0, 3))  # the random moment is the injected fault
         if found := _workers_in(kit.folder):
             done += _killed(rng.choice(found))
     if (code := _ended(kit, run, problems)) != 0:
@@ -145,7 +145,7 @@ def kill_workers(kit: RunKit, moment: int, *, steps: int, kills: int, workers: i
 
 
 def _workers_in(folder: Path) -> list[psutil.Process]:
-    """Rollout workers that have entered `folder`; in an order that does not depend on the process ids."""
+    """Return rollout workers that have entered `folder`, in an order that does not depend on the process ids."""
     found = [p for p in psutil.process_iter(["name"]) if p.info["name"].startswith("ray::WorkerActo")]
     return sorted((p for p in found if _works_in(p, folder)), key=lambda p: p.create_time())
 
@@ -165,16 +165,16 @@ def _check_versions(kit: RunKit, run: Run, problems: list[str]) -> str:
 
 
 def _random_moment(run: Run, rng: random.Random, steps: int) -> int:
-    """Wait for a random moment of the run, or its end; returns how many steps are done then."""
+    """Wait for a random moment of the run, or its end. Returns the number of finished steps."""
     target = rng.randrange(steps)
     run.until(lambda: run.process.poll() is not None or (run.processes() and len(run.metrics()) >= target))
     assert run.processes(), f"the run did not even start:\n{run.output}"
-    time.sleep(rng.uniform(0, 1.0))  # the moment is the fault that is injected
+    time.sleep(rng.uniform(0, 1.0))  # the random moment is the injected fault
     return len(run.metrics())
 
 
 def _ended(kit: RunKit, run: Run, problems: list[str]) -> int | None:
-    """The run's exit status; None where it had to be ended, which is a problem, as is what it leaves running."""
+    """Return the run's exit status, or None after a timeout. A timeout is a problem, as are processes left running."""
     code = None
     try:
         code = run.process.wait(PATIENCE)
@@ -187,7 +187,7 @@ def _ended(kit: RunKit, run: Run, problems: list[str]) -> int | None:
 
 
 def _left_in(folder: Path, patience: float = 20) -> list[str]:
-    """Processes that work in `folder` after so many seconds, engines that were started again included."""
+    """Return processes that still work in `folder` after `patience` seconds, restarted engines included."""
     found = [process for process in psutil.process_iter() if _works_in(process, folder)]
     _, alive = psutil.wait_procs(found, timeout=patience)
     return [f"{p.pid} {p.name()}" for p in alive if p.status() != psutil.STATUS_ZOMBIE]
@@ -195,14 +195,14 @@ def _left_in(folder: Path, patience: float = 20) -> list[str]:
 
 def _works_in(process: psutil.Process, folder: Path) -> bool:
     try:
-        # Ray's own agents take up to a minute to notice that their node is gone.
+        # Ray's own agents take up to a minute to notice that their node has died.
         return process.cwd() == str(folder.resolve()) and not process.name().endswith("Agent")
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
 
 
 def _disturb(guard: int, fault: Fault, pause: float) -> None:
-    """Do it to everything of the engine whose guard has this process id."""
+    """Apply the fault to all processes of the engine whose guard has this process id."""
     if fault == "kill the guard":
         os.kill(guard, signal.SIGKILL)
         return
@@ -217,7 +217,7 @@ def _disturb(guard: int, fault: Fault, pause: float) -> None:
 
 def _signal_group(guard: int, number: signal.Signals) -> None:
     try:
-        os.killpg(guard, number)  # every guard leads a session of its own
+        os.killpg(guard, number)  # every guard leads its own session
     except ProcessLookupError:
         return
 

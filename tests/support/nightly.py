@@ -1,4 +1,4 @@
-"""Parameters of tests: some for `make test`, the others for `make test-nightly` alone."""
+"""Parameters of tests: some for `make test`, the others only for `make test-nightly`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import settings
 
 
 def nightly(values: Iterable[Any], everyday: int | Collection[Any]) -> list[Any]:
-    """Every value as a parameter; slow are those after the first `everyday`, or those that are not in it.
+    """Return every value as a parameter. Values after the first `everyday`, or not in `everyday`, are marked slow.
 
     A tuple is a row: it has one value for each name.
     """
@@ -20,12 +20,12 @@ def nightly(values: Iterable[Any], everyday: int | Collection[Any]) -> list[Any]
 
 
 def examples(share: float) -> int:
-    """Return so large a share of the examples that the profile of property tests draws."""
+    """Return this share of the number of examples in the profile of property tests."""
     return max(1, round(settings().max_examples * share))
 
 
 def _slow(value: Any) -> Any:
-    """The value, its row or its parameter with the mark."""
+    """Return the value, row or parameter with the mark."""
     if isinstance(value, type(pytest.param())):
         return pytest.param(*value.values, marks=[*value.marks, pytest.mark.slow], id=value.id)
     row = value if isinstance(value, tuple) else (value,)

@@ -1,9 +1,9 @@
 """The order of the tests on several processes: the longest files first, by their recorded seconds.
 
-`tests/seconds.tsv` has a line for each file whose tests of `make test` take a second or longer, `tests/seconds_slow.tsv`
-for each file with slow tests. A file runs in one process, except the tests that have lines of their own (`FILE::TEST`):
-each of them may run beside the others of its file. A file without a line comes last. `pytest -n 2 --record-seconds` (on an
-idle machine, all tests) writes the tables again; lines of tests are kept.
+`tests/seconds.tsv` has a line for each file whose tests of `make test` take a second or longer. `seconds_slow.tsv` has
+one for each file with slow tests. A file runs in one process, except for tests with their own lines (`FILE::TEST`),
+which may run beside the others of their file. A file without a line comes last. `pytest -n 2 --record-seconds` (on an
+idle machine, all tests) writes the tables again and keeps the lines of tests.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import pytest
 
 _TESTS = Path(__file__).parents[1]
 TABLES = (_TESTS / "seconds.tsv", _TESTS / "seconds_slow.tsv")
-"""Of `make test`; of the slow tests."""
+"""The table of `make test`; the table of the slow tests."""
 _LEAST = 1.0
-"""Seconds; a shorter file has no line."""
+"""In seconds; a shorter file has no line."""
 
 
 def read_seconds(slow: bool = False) -> dict[str, float]:
-    """Seconds by file or test: all that is recorded with the slow tests, or of the others alone."""
+    """Return seconds by file or test, with `slow` including those of the slow tests."""
     found = defaultdict[str, float](float)
     for table in TABLES[: 1 + slow]:
         for line in table.read_text(encoding="utf-8").splitlines():
@@ -32,18 +32,18 @@ def read_seconds(slow: bool = False) -> dict[str, float]:
 
 
 def unit_of(nodeid: str, seconds: dict[str, float]) -> str:
-    """The line of the table that a test belongs to: its own, or its file's."""
+    """Return the table's line for a test: its own, or its file's."""
     return nodeid if nodeid in seconds else nodeid.partition("::")[0]
 
 
 def make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """xdist's scheduler for `--dist loadfile`; None leaves other distributions to xdist."""
+    """Make xdist's scheduler for `--dist loadfile`; None leaves other distributions to xdist."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadScopeScheduling
 
     class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
-        """Deals files in the order of their first tests, and some tests alone."""
+        """Schedules files in the order of their first tests, and tests with their own lines separately."""
 
         seconds = read_seconds(slow=True)
 
@@ -55,13 +55,13 @@ def make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Sort tests by the seconds of what they belong to; the order within a file stays."""
+    """Sort tests by the seconds of their line; the order within a file stays."""
     seconds = read_seconds(any(item.get_closest_marker("slow") for item in items))
     items.sort(key=lambda item: -seconds.get(unit_of(item.nodeid, seconds), 0.0))
 
 
 class Recorder:
-    """Adds up how long each file took, and writes the tables of the tests that ran."""
+    """Sums the seconds of each file, and writes the tables of the tests that ran."""
 
     def __init__(self) -> None:
         self._known = read_seconds(slow=True)

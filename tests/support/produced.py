@@ -1,4 +1,4 @@
-"""Small real runs in this process, and what they produced in a form that can be compared."""
+"""Small real runs in this process, and their results in a form that can be compared."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from agentrl.run import local, offline
 from agentrl.run.driver import train
 
 _LOAD = re.compile(r"time|perf/|seconds|per_second|tokens_per|throughput|^loop/|in_flight|queued")
-"""Names of metrics that measure the clock or the load of the machine: two equal runs differ in them."""
+"""Names of metrics that measure the clock or the load of the machine: two equal runs differ in these."""
 _PLACES = ("run", "elsewhere", "dumps", "details")
 
 
 def settings_of(*lines: str) -> RunSettings:
-    """The settings of command lines that are laid over each other; the value `nothing` takes one away."""
+    """Return the settings of command lines; later ones override earlier ones. The value `nothing` removes a setting."""
     values: dict[str, Any] = {}
     for line in lines:
         values |= read_flags(shlex.split(line))[0]
@@ -35,7 +35,7 @@ def settings_of(*lines: str) -> RunSettings:
 
 
 def produced(*lines: str) -> dict[str, Any]:
-    """Run, and say what came of it: what it leaves in the folders `_PLACES` of the working folder, without times and load."""
+    """Run, and return the contents of the folders `_PLACES` in the working folder, without times and load."""
     for place in _PLACES:
         shutil.rmtree(place, ignore_errors=True)
     said, failed = io.StringIO(), ""

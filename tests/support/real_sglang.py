@@ -42,5 +42,5 @@ class Server:
     chat: Chat
 
     def pool(self) -> EnginePool:
-        """A pool of this engine."""
+        """Yield a pool of this engine."""
         return EnginePool([self.url], sglang_settings(), vocab_size=VOCAB_SIZE)

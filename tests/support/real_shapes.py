@@ -1,4 +1,4 @@
-"""Models with the `config.json` of published ones: `shapes/config_shapes.jsonl`, each with where it is from."""
+"""Models with the `config.json` of published ones: `shapes/config_shapes.jsonl`, each with its source."""
 
 import functools
 import json
@@ -20,13 +20,13 @@ _FILE = Path(__file__).parent / "shapes" / "config_shapes.jsonl"
 
 @functools.cache
 def real_shapes() -> Mapping[str, Mapping[str, Any]]:
-    """`config.json` by the model's name, without lists of layers that are not quantised; of parts for images only Qwen3.5's."""
+    """Return `config.json` by the model's name, without lists of unquantised layers; vision parts only for Qwen3.5."""
     rows = map(json.loads, _FILE.read_text(encoding="utf-8").splitlines())
     return {row["name"]: row["config"] for row in rows}
 
 
 def real_folder(folder: Path, name: str, *, float8: bool = True) -> Path:
-    """A folder with that `config.json`, a tiny tokenizer, and a hole for weights; of a model that sees with its processor's
+    """Make a folder with that `config.json`, a tiny tokenizer, sparse weights and, for a vision model, the processor's
     settings. Without `float8` it is what `agentrl convert` makes of float8 weights."""
     config = dict(real_shapes()[name])
     if not float8 and (config.get("quantization_config") or {}).get("quant_method") == "fp8":

@@ -1,6 +1,6 @@
-"""Small real runs of `agentrl train` in a process of their own, to be looked at, killed and resumed.
+"""Small real runs of `agentrl train` in a separate process, to be observed, killed and resumed.
 
-`RunKit` makes a tiny random model, an environment file and prompts once; `RunKit.start` starts the command as a
+`RunKit` makes a tiny random model, an environment file and prompts once. `RunKit.start` starts the command as a
 user would. A run has real Ray, real Megatron, a real embedded engine.
 """
 
@@ -60,15 +60,15 @@ class WaitEnv(AddEnv):
 
 WAITING = {
     "env": "env.py:WaitEnv",
-    # The model is random: it ends a turn only where one in sixteen of all tokens does.
+    # The model is random: it ends a turn only if one in sixteen of all tokens does so.
     "rollout_stop_token_ids": tuple(range(7, 512, 16)),
     "rollout_max_response_len": 96,
 }
-"""Settings for trajectories of several turns that take their time: there are always some in flight."""
+"""Settings for slow trajectories of several turns: some are always in flight."""
 
 
 def check_looked_at(run: Run, steps: int, groups: int) -> None:
-    """The run's store has every step, and what engine and trainer said of each trained token agrees."""
+    """Check that the run's store has every step, and that engine and trainer agree on each trained token."""
     with StoreReader(run.folder / "trajectories.sqlite") as reader:
         assert reader.steps("train") == list(range(steps))
         rows = reader.query(Filter(equal={"kind": "train", "dropped": ""}))
@@ -96,7 +96,7 @@ class RunKit:
         return cls(folder)
 
     def arguments(self, output: str = "run", **settings: object) -> list[str]:
-        """Command-line arguments of a quick run; `settings` override by flat name, None leaves one out."""
+        """Return command-line arguments of a quick run; `settings` override by flat name, None removes one."""
         values: dict[str, object] = {
             "env": "env.py:AddEnv",
             "hf_checkpoint": "model",
@@ -125,11 +125,11 @@ class RunKit:
         return out
 
     def start(self, arguments: Sequence[str], command: str = "train", *, forked: bool = False, **variables: str) -> Run:
-        """Start `agentrl <command>` of the tree that these tests belong to, whatever is installed.
+        """Start `agentrl <command>` from the source tree of these tests, even if another agentrl is installed.
 
         Args:
-            forked: by `warm.python()`, for a run whose processes nobody looks at.
-            variables: of the process's environment.
+            forked: start it by `warm.python()`, for a run whose processes are not inspected.
+            variables: additional environment variables.
         """
         log = self.folder / f"{command}-{time.monotonic_ns()}.log"
         with log.open("wb") as sink:
@@ -148,7 +148,7 @@ class RunKit:
 
 @dataclass
 class Run:
-    """One life of a run."""
+    """One process of a run."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -166,7 +166,7 @@ class Run:
             raise AssertionError(f"the run did not end within {timeout} s:\n{self.output}") from None
 
     def processes(self) -> dict[str, list[int]]:
-        """Process ids by role, as this life wrote them; empty before."""
+        """Return process ids by role, as this process wrote them; empty before."""
         file = self.folder / "processes.json"
         if not file.exists():
             return {}
@@ -194,7 +194,7 @@ class Run:
 
 
 def still_running(processes: dict[str, list[int]], patience: float = 120) -> list[str]:
-    """Which of a run's processes are alive after `patience` seconds."""
+    """Return a run's processes that are alive after `patience` seconds."""
     alive = [psutil.Process(pid) for pids in processes.values() for pid in pids if psutil.pid_exists(pid)]
     _, alive = psutil.wait_procs(alive, timeout=patience)
     return [f"{p.pid} {p.name()}" for p in alive if p.status() != psutil.STATUS_ZOMBIE]

@@ -42,7 +42,7 @@ NoTable = Literal[
     "lfm2_moe",
     "minimax_m2",
 ]
-"""Families of transformers that megatron has no table for."""
+"""Families of transformers that megatron does not support."""
 
 _EXPERTS: dict[str, Any] = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
 _LATENT: dict[str, Any] = {
@@ -63,7 +63,7 @@ _LINEAR: dict[str, Any] = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
-    "rms_norm_eps": 1e-3,  # the norm of a head whose output is nearly zero would multiply rounding by 1000
+    "rms_norm_eps": 1e-3,  # the norm of a head with nearly zero output would multiply rounding errors by 1000
 }
 _SHARED: dict[str, Any] = {"num_experts": 4, "shared_expert_intermediate_size": 64, **_EXPERTS}
 _CONV: dict[str, Any] = {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3}
@@ -93,7 +93,7 @@ FAMILY: dict[str, dict[str, Any]] = {
     "lfm2": _CONV,
     "lfm2_moe": _CONV | _EXPERTS | {"num_experts": 4, "num_dense_layers": 1},
 }
-"""What a family's config has beside the sizes that all have."""
+"""The config entries of a family, beside the sizes that all families have."""
 
 VOCAB_SIZE = 512
 EOS_ID = 2
@@ -197,7 +197,7 @@ def make_tiny_model(
 
 @functools.cache
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of exactly `VOCAB_SIZE` ids with the ChatML and Hermes marks as single tokens."""
+    """Make a byte-level BPE tokenizer of exactly `VOCAB_SIZE` ids with the ChatML and Hermes marks as single tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

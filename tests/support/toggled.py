@@ -1,10 +1,10 @@
-"""A setting as it is written on a command line."""
+"""A setting in the form of a command line."""
 
 from agentrl.config.fields import all_fields
 
 
 def flag(name: str, value: str) -> str:
-    """The flag of a setting; of a switch `no` turns it off, and what follows the first word are more flags."""
+    """Return the flag of a setting. `no` turns a switch off, and words after the first are more flags."""
     field = all_fields()[name]
     first, _, more = value.partition(" ")
     if not field.is_bool:

@@ -1,4 +1,4 @@
-"""Which weights sampled what was trained on, from the samples that a run's ledger keeps (`--ledger-retention always`)."""
+"""Which weights sampled the trained tokens, by the samples that a run's ledger keeps (`--ledger-retention always`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def trained_groups(path: str | Path) -> Iterator[tuple[int, Group]]:
-    """The step that each trained group was trained at, and its samples; groups whose samples are gone are an error."""
+    """Yield the step and the samples of each trained group. A group without stored samples is an error."""
     with reading(path) as db:
         rows = db.execute(
             "SELECT train_step, group_id, data FROM groups LEFT JOIN payloads USING (group_id) "
@@ -33,9 +33,9 @@ def trained_groups(path: str | Path) -> Iterator[tuple[int, Group]]:
 
 
 def staleness(path: str | Path) -> Counter[int]:
-    """How many of the tokens with mask 1 were trained at which staleness.
+    """Count the tokens with mask 1 by their staleness in training.
 
-    That is the rollouts trained before the token was, less those that the weights which sampled it were trained on.
+    Staleness is the number of rollouts trained before the token, minus the version of the weights that sampled it.
     """
     counts: Counter[int] = Counter()
     for step, samples in trained_groups(path):
@@ -50,11 +50,11 @@ def staleness(path: str | Path) -> Counter[int]:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """How far the log-probs that engines reported are from those of the weights that they named.
+    """The differences between log-probs that engines reported and those of the weights that they named.
 
     Attributes:
         tokens: tokens with mask 1 that were compared.
-        versions: how many weight versions they are of.
+        versions: number of weight versions of these tokens.
         wrong: tokens that differ by more than `TOLERANCE`.
         worst: the largest difference.
     """
@@ -66,7 +66,7 @@ class Errors:
 
 
 TOLERANCE = 1e-3
-"""The same weights in float32 differ by rounding, 1e-5 at most; a tiny model's next version by far more."""
+"""The same weights in float32 differ by rounding, at most 1e-5; a tiny model's next version by far more."""
 
 
 def log_prob_errors(run: Path, start: Path) -> Errors:
@@ -75,7 +75,7 @@ def log_prob_errors(run: Path, start: Path) -> Errors:
     The run needs `--save-interval 1` and `--ledger-retention always`, float32, temperature 1 and no `in_place` updates.
 
     Args:
-        run: its folder; the weights are written into it, as Hugging Face folders.
+        run: its folder; the weights are written there, as Hugging Face folders.
         start: the model that it began with.
     """
     import torch
@@ -111,8 +111,8 @@ def log_prob_errors(run: Path, start: Path) -> Errors:
 
 
 def _logits(model: Any, sample: Sample, vision: Vision | None) -> Any:
-    """What transformers' model says at each token. If it sees images, its input and output embeddings must not be tied: a
-    placeholder that was sampled becomes another id, which has its embedding for the length of the call."""
+    """Return transformers' logits at each token. With images, input and output embeddings must not be tied: a sampled
+    placeholder is replaced by another id, which has the placeholder's embedding during the call."""
     import torch
 
     ids = torch.tensor([sample.tokens])
@@ -132,12 +132,12 @@ def _logits(model: Any, sample: Sample, vision: Vision | None) -> Any:
 
 
 def export_versions(run: Path, start: Path, versions: Iterable[int]) -> dict[int, Path]:
-    """The weights that were trained on so many rollouts as Hugging Face folders, made by the trainer that wrote them."""
+    """Write the weights of each version as a Hugging Face folder, by the trainer that saved them."""
     settings = RunSettings.model_validate_json((run / "settings.json").read_text())
     settings = settings.replace(hf_checkpoint=str(start))
     found = {0: start}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what Megatron and torch say of each other
+        warnings.simplefilter("ignore")  # warnings of Megatron and torch about each other
         backend = start_backend(settings, RankInfo(master_port=free_port()))
         try:
             for version in sorted(set(versions) - {0}):

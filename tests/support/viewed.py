@@ -1,4 +1,4 @@
-"""Runs to look at: folders with metrics and a trajectory store, written by the classes that a run writes them with."""
+"""Runs for the viewer: folders with metrics and a trajectory store, written by the classes that a run uses."""
 
 import json
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from agentrl.observability.settings import ObservabilitySettings
 from agentrl.sample import Origin, Sample, Status
 
 EVIL = "<script>window.hurt=1</script><img src=x onerror=window.hurt=1>{{ hurt }}\"'>"
-"""What a model may write, that a page must show and never run."""
+"""Text that a model may write: a page must show it and never run it."""
 
 WORDS = [
     "<|user|>",
@@ -33,7 +33,7 @@ WORDS = [
 
 
 def trajectory(group: int, index: int, *, version: int = 0, right: bool = True, evil: bool = False) -> Sample:
-    """Two turns: a call, its answer, and what the model made of it."""
+    """Make two turns: a call, its answer, and the model's reply."""
     sample = Sample(
         group_index=group,
         index=index,
@@ -67,7 +67,7 @@ def trajectory(group: int, index: int, *, version: int = 0, right: bool = True, 
 
 
 def failed(group: int, index: int) -> Sample:
-    """One that a tool broke."""
+    """Make a trajectory that a tool failed."""
     sample = Sample(group_index=group, index=index, prompt=f"What is {group}?", status=Status.FAILED)
     sample.set_prompt_tokens([0, 1])
     sample.append_model([5], [-0.5], "0", text=" seven", turn=1)
@@ -76,7 +76,7 @@ def failed(group: int, index: int) -> Sample:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A tokenizer of `WORDS`, one token each."""
+    """Write a tokenizer of `WORDS`, one token each."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
@@ -87,7 +87,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def write_metrics(run: Path, steps: Iterable[int]) -> None:
-    """Metrics of these steps, after those that are there."""
+    """Append metrics of these steps."""
     steps = list(steps)
     with MetricsLogger(ObservabilitySettings(use_tensorboard=False), run, resume_step=steps[0]) as logger:
         for step in steps:
@@ -96,7 +96,7 @@ def write_metrics(run: Path, steps: Iterable[int]) -> None:
 
 
 def write_step(store: TrajectoryStore, step: int, groups: int = 3, size: int = 4, **options: Any) -> None:
-    """One training step of `groups` groups, with what the trainer said of its tokens."""
+    """Write one training step of `groups` groups, with the trainer's values for its tokens."""
     made = [
         [
             trajectory(step * groups + g, (step * groups + g) * size + i, version=step, right=bool(i), **options)
@@ -111,7 +111,7 @@ def write_step(store: TrajectoryStore, step: int, groups: int = 3, size: int = 4
 
 
 def write_run(run: Path, steps: int = 4, **options: Any) -> Path:
-    """A run of some steps; one of its trajectories failed, one writes what is no text but HTML."""
+    """Write a run of some steps. One of its trajectories failed, and one writes HTML."""
     write_tokenizer(run / "model")
     (run / "settings.json").write_text(json.dumps({"train": {}}))
     write_metrics(run, range(steps))

@@ -1,8 +1,8 @@
-"""Tests of deadlines in which waiting takes no time and a busy machine changes nothing.
+"""Tests of deadlines in which waiting takes no time and a busy machine has no effect.
 
-The event loop's clock stands still while anything can run, and jumps to the next timer when nothing can. So code that runs
-costs no time however slow the machine is, and `sleep(60)` ends at once, after everything that comes before it.
-For code on the event loop alone: what happens in threads, processes or sockets has no place in that order.
+The event loop's clock does not advance while any task can run, and jumps to the next timer if none can. So running code
+costs no time on any machine, and `sleep(60)` ends at once, after everything that is scheduled before it.
+This is only for code on the event loop: events in threads, processes or sockets have no place in that order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 
 
 class _Jumping(selectors.DefaultSelector):
-    """A selector that never waits for a timer; `now` is the time by the timers that have come due."""
+    """A selector that never waits for a timer; `now` is the time of the last timer that came due."""
 
     now = 1000.0
 
@@ -34,7 +34,7 @@ class _Jumping(selectors.DefaultSelector):
 
 
 def virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run an async test on a loop of its own whose time is virtual, `time.monotonic` included."""
+    """Run an async test on a separate loop with virtual time, `time.monotonic` included."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

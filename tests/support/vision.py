@@ -1,4 +1,4 @@
-"""Tiny random models that see images, as whole folders, and small images for them.
+"""Tiny random vision models, as whole folders, and small images for them.
 
 1. `tiny_vlm` writes config, weights, tokenizer, chat template and the image processor's settings. AutoTokenizer and
    AutoImageProcessor read the folder without a network. AutoProcessor needs torchvision, for its videos.
@@ -73,7 +73,7 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
-"""ChatML and Hermes tool calls, as Qwen3-VL's: the content of each message is text or a list of parts."""
+"""ChatML and Hermes tool calls, like Qwen3-VL's template: the content of each message is text or a list of parts."""
 
 
 def unit(kind: Kind) -> int:
@@ -82,9 +82,9 @@ def unit(kind: Kind) -> int:
 
 
 def tiny_vlm(folder: str | Path, kind: Kind = "qwen2_5_vl", seed: int = 0, *, tie_word_embeddings: bool = True) -> Path:
-    """Write a tiny random model that sees images into `folder`, with tokenizer and image processor; returns the folder.
+    """Write a tiny random vision model into `folder`, with tokenizer and image processor. Returns the folder.
 
-    Two layers of width 64 and two blocks of the vision tower. qwen2_5_vl's first block has windows, its second attends to
+    It has two layers of width 64 and two vision blocks. qwen2_5_vl's first block has windows, its second attends to
     the whole image; qwen3_vl's blocks both end in deepstack features; qwen3_5's first layer has a state.
     """
     import torch
@@ -141,7 +141,7 @@ def tiny_vlm(folder: str | Path, kind: Kind = "qwen2_5_vl", seed: int = 0, *, ti
         for name, tensor in model.named_parameters():
             if tensor.dim() == 1:
                 torch.nn.init.normal_(tensor, tensor.mean().item(), 0.2)
-            elif ".visual." in name:  # an image is as loud as a word
+            elif ".visual." in name:  # an image embedding has the norm of a word's
                 torch.nn.init.normal_(tensor, std=0.2)
     model.save_pretrained(folder)
     settings: dict[str, Any] = {
@@ -163,7 +163,7 @@ def tiny_vlm(folder: str | Path, kind: Kind = "qwen2_5_vl", seed: int = 0, *, ti
 
 @functools.cache
 def tokenizer_with_images() -> PreTrainedTokenizerFast:
-    """Return `make_tokenizer`'s with the marks of images as control tokens, and with `CHAT_TEMPLATE`."""
+    """Return `make_tokenizer`'s with the image marks as control tokens, and with `CHAT_TEMPLATE`."""
     import copy
 
     from tokenizers import AddedToken

@@ -1,11 +1,11 @@
-"""A Python that has imported the heavy packages already: tests start processes from it in a hundredth of the time.
+"""A Python that has already imported the heavy packages: tests start processes from it in a hundredth of the time.
 
-1. The process that deals out the tests (`pytest -n`) starts one server, which imports torch, megatron, transformers, Ray
-   and more, once. Workers of pytest, the processes of `run_ranks` and embedded engines are forked from it.
+1. The process that schedules the tests (`pytest -n`) starts one server, which imports torch, megatron, transformers,
+   Ray and more, once. pytest workers, the processes of `run_ranks` and embedded engines are forked from the server.
 2. `python()` is a program that takes the arguments of an interpreter: `-c CODE` or `-m MODULE`, and `-u`. Its standard
-   streams, open files, folder and environment are those of the forked process. Signals pass on, and its exit status is
-   that process's. Without the server, `python()` is the interpreter itself.
-3. What a package reads from the environment while it is imported is what the server had: OMP_NUM_THREADS is 1.
+   streams, open files, folder and environment are those of the forked process. Signals and exit status are passed on.
+   Without the server, `python()` is the interpreter itself.
+3. A package that reads the environment at import gets the server's: OMP_NUM_THREADS is 1.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _IMPORTED = (
     " tensorboard.backend.event_processing.event_accumulator"
 )
 _FDS = 64
-"""Most open files that one process is given."""
+"""Maximum number of open files that one process is given."""
 
 
 def python() -> str:
-    """The program that starts a process with the heavy packages imported; the interpreter where there is no server."""
+    """Return the program that starts a process with the heavy packages imported; without a server the interpreter."""
     return os.environ.get(_VARIABLE, sys.executable)
 
 
@@ -53,7 +53,7 @@ def serving() -> Iterator[None]:
     """Start the server, and end it with the block or with this process."""
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     program = folder / "python"
-    # A comment's length is limited by the kernel, and so is the number of an interpreter's arguments there.
+    # The kernel limits the length of a `#!` line, and the number of interpreter arguments in it.
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {_CLIENT} {sys.executable} {folder}/socket "$@"\n')
     program.chmod(0o755)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -77,8 +77,8 @@ def serving() -> Iterator[None]:
 
 
 def main(listener: int) -> None:
-    """Import, and fork a process for each connection, until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends what is forked, and then the one that started this
+    """Import the packages, and fork a process for each connection, until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the forks, then the program that started this
     _import()
     with socket.socket(fileno=listener) as server:
         _Server(server).run()
@@ -131,14 +131,14 @@ class _Server:
         client, _address = self._listener.accept()
         try:
             asked, fds = _receive(client)
-        except (OSError, ValueError):  # it is gone
+        except (OSError, ValueError):  # it has ended
             client.close()
             return
         if pid := os.fork():
             for fd in fds:
                 os.close(fd)
             self._clients[pid] = client
-            with contextlib.suppress(OSError):  # it is gone, which is seen below
+            with contextlib.suppress(OSError):  # it has ended, which is handled below
                 client.sendall(pid.to_bytes(4, "little"))
             self._select.register(client, selectors.EVENT_READ, lambda _: self._hung_up(pid))
             return
@@ -151,7 +151,7 @@ class _Server:
         _become(asked, fds)
 
     def _hung_up(self, pid: int) -> None:
-        """End the process of a client that is gone."""
+        """End the process of a client that has disconnected."""
         if pid in self._clients:
             self._select.unregister(self._clients.pop(pid))
             os.kill(pid, signal.SIGKILL)
@@ -179,7 +179,7 @@ def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _become(asked: dict[str, Any], fds: list[int]) -> NoReturn:
-    """Be the process that was asked for, to its end."""
+    """Become the requested process, and run it to its end."""
     status = 1
     try:
         os.setsid()  # Ctrl-C comes through the client
@@ -199,7 +199,7 @@ def _become(asked: dict[str, Any], fds: list[int]) -> NoReturn:
 def _take(fds: list[int], wanted: list[int]) -> None:
     """Give received files the numbers that they have in the client."""
     free = max([*fds, *wanted, 2]) + 1
-    for place, fd in enumerate(fds):  # out of the way of each other first
+    for place, fd in enumerate(fds):  # move all files away first, so that no number is taken
         os.dup2(fd, free + place)
         os.close(fd)
     for place, number in enumerate(wanted):
@@ -208,7 +208,7 @@ def _take(fds: list[int], wanted: list[int]) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run what the arguments of an interpreter say; returns the exit status."""
+    """Run the command in an interpreter's arguments. Returns the exit status."""
     import atexit
     import threading
 

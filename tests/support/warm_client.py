@@ -1,7 +1,7 @@
-"""Asks the server of `warm` for a process, and is its stand-in: `warm_client.py PYTHON SOCKET ARGUMENTS...`.
+"""Asks the server of `warm` for a process and acts in its place: `warm_client.py PYTHON SOCKET ARGUMENTS...`.
 
-It passes on its open files, folder, environment and signals, and ends as the process ends. When it is killed, so is the
-process. Standard library only, run by file path, without `site`.
+It passes on its open files, folder, environment and signals, and ends as the process ends. If it is killed, the
+process is killed too. Standard library only, run by file path, without `site`.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import sys
 def main(python: str, path: str, arguments: list[str]) -> int:
     if "-I" in arguments or not {"-c", "-m"} & set(arguments):
         os.execv(python, [python, *arguments])
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it waits until it can be passed on
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # blocked until it can be passed on
     fds = [int(name) for name in os.listdir("/proc/self/fd")]
     fds = [fd for fd in fds if _open(fd)]
     server = socket.socket(socket.AF_UNIX)
@@ -61,7 +61,7 @@ def main(python: str, path: str, arguments: list[str]) -> int:
 
 
 def _open(fd: int) -> bool:
-    """Is it open still: the list of them was read through one that is not."""
+    """Return true if the file is still open: the one used to list them is closed already."""
     try:
         os.fstat(fd)
     except OSError:

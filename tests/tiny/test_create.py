@@ -1,4 +1,4 @@
-"""Tiny models: the folder loads, is reproducible, and tokenises as the module promises."""
+"""Tiny models: the folder loads, is reproducible, and tokenizes as the module says."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The shipped models: small enough, what their records say, accepted phrase by phrase, and made again at night."""
+"""The shipped models: small, equal to their records, accepted phrase by phrase, and made again at night."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def test_weights_are_stored_in_bfloat16(name: str) -> None:
 
 
 class OtherNumbers(CalculatorLessons):
-    """The calculator's checks; the questions of one phrase contain other digits than the text that must be written."""
+    """The calculator's checks, but questions of one phrase contain other digits than the text that must be written."""
 
     async def checks(self) -> list[PhraseCheck]:
         return [
@@ -81,7 +81,7 @@ def test_init_copies_the_skilled_model(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_demos_model_can_be_made_again(tmp_path: Path) -> None:
-    """Its bits may differ on another processor; phrases and forms must be accepted (`make` refuses it otherwise)."""
+    """Bits may differ on another processor. Phrases and forms must be accepted (`make` refuses the model otherwise)."""
     rows = make("calculator", tmp_path, print)
     record = json.loads((tmp_path / RECORDS).read_text())["calculator"]
     assert [row.record() for row in rows] == record["acceptance"]

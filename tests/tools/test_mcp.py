@@ -106,7 +106,7 @@ async def test_a_server_that_died_is_started_again_for_the_next_call() -> None:
 
 
 async def test_a_session_that_the_server_has_forgotten_is_opened_again_for_the_next_call() -> None:
-    """Servers of the protocol before 2026 forget sessions that were idle for long, or that a client ended, as here."""
+    """With the protocol before 2026, servers forget sessions that were long idle, or that a client ended, as here."""
     sessions: dict[str, None] = {}
 
     async def note(request: httpx2.Request) -> None:
@@ -215,7 +215,7 @@ async def test_the_model_does_not_read_the_address_of_a_server_that_is_gone() ->
 
 
 async def test_the_http_client_is_closed_with_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every lost connection is opened anew: clients that stay open would use up the process's files."""
+    """Every lost connection is opened again. If clients stayed open, the process would run out of files."""
     made: list[httpx2.AsyncClient] = []
 
     class Noted(httpx2.AsyncClient):

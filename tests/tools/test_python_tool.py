@@ -1,4 +1,4 @@
-"""The tool `python`: what the model reads, whose variables it sees, and that an environment's end is its session's end."""
+"""The tool `python`: its output for the model, the session of its variables, and the end with the environment."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -123,7 +123,7 @@ async def test_closing_the_environment_ends_the_process(solver: type[Solver]) ->
     env = solver.create()
     await say(env, "import ctypes; ctypes.CDLL(None).prctl(15, b'an-agent', 0, 0, 0)")
     assert processes_called("an-agent") == 1
-    with anyio.CancelScope() as scope:  # environments are also closed when their trajectory was cancelled
+    with anyio.CancelScope() as scope:  # environments of cancelled trajectories are closed too
         scope.cancel()
         await env.close()
     assert processes_called("an-agent") == 0

@@ -1,4 +1,4 @@
-"""Schemas from type hints and docstrings, and what cannot become a tool."""
+"""Schemas from type hints and docstrings, and functions that cannot become a tool."""
 
 from __future__ import annotations
 

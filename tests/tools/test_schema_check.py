@@ -1,4 +1,4 @@
-"""Schemas of foreign MCP servers: what a lying one can do to a run."""
+"""Schemas of foreign MCP servers: what a malicious schema can do to a run."""
 
 import json
 import sys
@@ -44,7 +44,7 @@ def text(**keywords: Any) -> dict[str, Any]:
 
 
 def node(width: int) -> dict[str, Any]:
-    """A chain of 60 definitions, each of which refers to the next one `width` times."""
+    """Make a chain of 60 definitions, each of which refers to the next one `width` times."""
     names = [f"n{i}" for i in range(60)]
     chain = {name: {"allOf": [{"$ref": f"#/$defs/{after}"}] * width} for name, after in pairwise(names)}
     return {"type": "object", "$defs": {**chain, names[-1]: {}}, "properties": {"a": {"$ref": "#/$defs/n0"}}}
@@ -82,7 +82,7 @@ def liar(folder: Path, *schemas: dict[str, Any], description: str = "A tool.") -
 
 
 @pytest.mark.slow
-async def test_a_pattern_that_takes_for_ever_holds_up_nobody(tmp_path: Path) -> None:
+async def test_an_endless_pattern_does_not_block_the_loop(tmp_path: Path) -> None:
     ticks = 0
 
     async def tick() -> None:
@@ -140,7 +140,7 @@ async def test_what_no_schema_is(tmp_path: Path, schema: dict[str, Any], message
         2,
     ),
 )
-@pytest.mark.timeout(45)  # a process that is let go on is given up after 60 s
+@pytest.mark.timeout(45)  # a process that continues is given up after 60 s
 async def test_schemas_that_lie_in_wait(check: SchemaCheck, schema: Any, argument: Any, message: str) -> None:
     given = argument if isinstance(argument, dict) else {"a": argument}
     with pytest.raises(PluginError, match=message):

@@ -1,4 +1,4 @@
-"""Search: ranking against a plain formula, indexes on disk, the HTTP form, and what each says when it cannot."""
+"""Search: ranking against a plain formula, indexes on disk, the HTTP form, and error messages."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ WORDS = st.sampled_from(["river", "king", "bread", "water", "zorgon", "jorcot", 
 
 
 def plain_bm25(texts: list[str], query: str, k1: float = 1.5, b: float = 0.75) -> list[float]:
-    """Lucene's BM25 (Robertson and Zaragoza 2009, with idf = log(1 + (N - n + .5) / (n + .5))), written out."""
+    """Return Lucene's BM25 (Robertson and Zaragoza 2009, with idf = log(1 + (N - n + .5) / (n + .5))), written out."""
     documents = [re.findall(r"\w\w+", text.lower()) for text in texts]
     mean = sum(map(len, documents)) / len(documents)
     scores = []
@@ -162,7 +162,7 @@ def test_broken_corpora(tmp_path: Path, content: str, message: str) -> None:
 
 @contextlib.contextmanager
 def serving(*arguments: str) -> Iterator[str]:
-    """A real `agentrl retrieval` process; yields its address."""
+    """Start a real `agentrl retrieval` process. Yields its address."""
     command = [sys.executable, "-m", "agentrl", "retrieval", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -255,7 +255,7 @@ async def test_a_server_that_is_down_is_named() -> None:
 
 @contextlib.asynccontextmanager
 async def faulty(answer: bytes | None) -> AsyncIterator[str]:
-    """A server for fault injection: answers every request with `answer`, or never."""
+    """Serve, for fault injection: answers every request with `answer`, or never."""
 
     async def serve(stream: anyio.abc.SocketStream) -> None:
         async with stream:

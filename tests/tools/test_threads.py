@@ -1,4 +1,4 @@
-"""Threads of sync tools: how many there are, and what becomes of those that nobody waits for."""
+"""Threads of sync tools: their number, and what happens to threads whose call was cancelled."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from agentrl.tools.threads import ToolThread, ToolThreads
 
 
 class Gate:
-    """A sync tool's function that returns when the test says so."""
+    """A sync tool's function that returns when the test allows it."""
 
     def __init__(self) -> None:
         self.release, self.started = threading.Event(), threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""The door between rollout and training: what is laid out, what is refused, what survives the way."""
+"""The interface between rollout and training: the layout of batches, refused samples, and lossless transfer."""
 
 import math
 import pickle
@@ -328,7 +328,7 @@ def test_what_is_not_trained_needs_no_kept_set() -> None:
 
 
 def routed_sample(rows: int, width: int = 2, **changes: Any) -> Sample:
-    """Prompt of 2, a model's 2 tokens, an observation of 1."""
+    """Make a sample with a prompt of 2, a model's 2 tokens, and an observation of 1."""
     sample = Sample(index=rows, reward=1.0, **changes)
     sample.set_prompt_tokens([1, 2])
     sample.append_model([3, 4], [-1.0, -1.0], routed=np.full((min(rows, 3), width), rows, np.int16))

@@ -1,4 +1,4 @@
-"""Checkpoint folders without tensors: found when whole, replaced at once, told apart by their manifest."""
+"""Checkpoint folders without tensors: found if complete, replaced atomically, distinguished by their manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of train backends: what implements it is held to it by the type checker, and found in one place."""
+"""The contract of train backends: the type checker verifies implementations, and they are found in one place."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ NAME = "model.layers.0.mlp.up_proj.weight"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tiny model whose `NAME` is stored so: [128 + 128 + 44, 128 + 72] numbers."""
+    """Make a tiny model whose `NAME` is stored in float8 blocks: [128 + 128 + 44, 128 + 72] numbers."""
     folder = make_tiny_model(tmp_path / "m", "qwen3")
     torch.manual_seed(0)
     source = HFFolder(folder)

@@ -1,4 +1,4 @@
-"""Weights for engines that hold float8 blocks: the sender quantises them."""
+"""Weights for engines that hold float8 blocks: the sender quantizes them."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from tests.train.test_float8 import QUANTIZED
 
 
 def reference(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Block by block, as DeepSeek writes it down: the largest absolute value of a block becomes 448."""
+    """Quantize block by block, as DeepSeek describes: the largest absolute value of a block becomes 448."""
     scales = torch.ones(math.ceil(weight.size(0) / 128), math.ceil(weight.size(1) / 128))
     made = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
     for i in range(scales.size(0)):
@@ -63,7 +63,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def published_in_blocks(path: Path) -> Path:
-    """A mixture of experts, published in blocks: all matrices of its layers but the routers."""
+    """Make a mixture of experts, published in blocks: all matrices of its layers except the routers."""
     folder = make_tiny_model(path, "qwen3_moe")
     source, tensors = HFFolder(folder), dict[str, Tensor]()
     for name in source.files:

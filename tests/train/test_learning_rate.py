@@ -1,4 +1,4 @@
-"""The schedule beside Megatron-LM's own scheduler, step by step, and torch's where the shapes are the same."""
+"""The schedule against Megatron-LM's own scheduler, step by step, and torch's if the shapes are the same."""
 
 from typing import Any
 

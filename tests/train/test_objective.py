@@ -1,4 +1,4 @@
-"""What algorithms get to see: whole rollouts for advantages, one step's tokens with their ids for the loss."""
+"""The inputs of algorithms: whole rollouts for advantages, one step's tokens with their ids for the loss."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,14 +16,14 @@ from tests.train.test_batch import make_sample
 
 
 def credit(inputs: SampleView, settings: AlgorithmSettings) -> torch.Tensor:
-    """Everything that an estimator may read, in one number a token."""
+    """Return everything that an estimator may read, as one number for each token."""
     read = {name: need(getattr(inputs, name), name, "credit") for name in ("tokens", "turns", "step_rewards", "kl")}
     return read["tokens"] + 100 * read["turns"] + read["step_rewards"] + 1000 * read["kl"]
 
 
 def one_step(whole: TrainBatch, indices: NDArray[np.int64]) -> StepInputs:
-    """The inputs of a step by GRPO on the CPU."""
-    group: Any = None  # of one rank nothing is joined
+    """Return the inputs of a GRPO step on the CPU."""
+    group: Any = None  # with one rank nothing is joined
     groups = {"dp_cp_group": group, "cp_group": group, "owns_default_group": False, "before": frozenset()}
     ranks = Ranks(rank=0, world=1, dp=1, dp_rank=0, **groups)
     return step_inputs(whole, indices, algorithm_of(AlgorithmSettings()), ranks, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""What a sample says of its turns: credit that is the whole reward, states that are equal, weights of the user."""
+"""A sample's data about its turns: credit that replaces the reward, equal states, weights from the user."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ from tests.train.test_objective import one_step
 
 
 def played(turns: range, reward: float | None = 1.0, shown: int = 7, **metadata: Any) -> Sample:
-    """A sample with these turns of two tokens each, and one token `shown` between them."""
+    """Make a sample with these turns of two tokens each, and one token `shown` between them."""
     sample = Sample(index=41, reward=reward, metadata=metadata)
     sample.set_prompt_tokens([1, turns.start])
     for turn in turns:
@@ -29,7 +29,7 @@ def played(turns: range, reward: float | None = 1.0, shown: int = 7, **metadata:
 
 
 def turn_values(sample: Sample, values: list[float]) -> list[float]:
-    """What stands at the last token of each turn; nothing may stand elsewhere."""
+    """Return the value at the last token of each turn; all other values must be 0."""
     ends = [2 + 3 * at - 1 for at in range((sample.response_length + 1) // 3)]
     assert all(value == 0 for at, value in enumerate(values) if at not in ends)
     return [values[at] for at in ends]
@@ -58,7 +58,7 @@ def test_siblings_have_their_own_turns_and_the_last_of_each_all_that_came_after(
     assert credit(second) == [0, -0.5, 0.75]
     whole = [0.5, 0, 0.25, 0, -0.5, 0.75]
     assert credit(played(range(1, 7), step_rewards=[0.5, None, 0.25, None, -0.5, None])) == whole
-    for sample in (first, second):  # as the agent loop gives a combined reward's credit to all of them
+    for sample in (first, second):  # as the agent loop credits a combined reward to all of them
         sample.metadata["step_credit"] = whole
     assert (credit(first), credit(second)) == ([0.5, 0, 0.5], [0, -0.5, 0.75])
 

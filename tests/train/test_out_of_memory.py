@@ -1,4 +1,4 @@
-"""Memory that runs out in a training step: the step is done again with smaller microbatches, and comes out the same."""
+"""Out of memory in a training step: the step is repeated with smaller microbatches, with the same result."""
 
 import itertools
 import logging
@@ -30,7 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def run_out(made: Any, when: str, calls: tuple[int, ...]) -> Callable[[], int]:
-    """Let these calls (from 1) of a part of the first layer run out of memory; returns what counts the calls."""
+    """Let these calls (from 1) of a part of the first layer run out of memory. Returns a function that counts calls."""
     count = [0]
 
     def fault(*_: Any) -> None:

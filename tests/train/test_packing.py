@@ -1,4 +1,4 @@
-"""Plans: what always holds, and how good they are beside simpler ones and the optimum."""
+"""Packing plans: invariants, and their quality against simpler plans and the optimum."""
 
 import itertools
 from types import SimpleNamespace
@@ -55,7 +55,7 @@ def test_fixed_microbatches_deal_out_equal_numbers(lengths: list[int], ranks: in
 
 
 def work(length: int, crossover: int) -> int:
-    """What a sample costs: its tokens, each as much as everything but attention, and its attention."""
+    """Return the cost of a sample: `crossover` for each token (all but attention), and its attention."""
     return length * crossover + length * length
 
 
@@ -67,7 +67,7 @@ def test_work_is_as_even_as_its_largest_item(lengths: list[int], ranks: int, cro
 
 
 def rank_tokens(lengths: list[int], made: PackingPlan) -> list[int]:
-    """Tokens of each rank."""
+    """Return the tokens of each rank."""
     return [sum(lengths[i] for mb in rank for i in mb) for rank in made.ranks]
 
 
@@ -128,7 +128,7 @@ def test_first_fit_decreasing_keeps_its_bound(sizes: list[int], capacity: int) -
     assert all(sum(sizes[i] for i in b) <= capacity or len(b) == 1 for b in bins)
     fitting = [n for n in sizes if n <= capacity]
     above = len(sizes) - len(fitting)
-    # No two half-full bins can remain: whatever is in the later one would have fitted into the earlier one.
+    # No two half-full bins can remain: the content of the later one would have fitted into the earlier one.
     half_full = [b for b in bins if sum(sizes[i] for i in b) * 2 <= capacity]
     assert len(half_full) <= 1
     assert len(bins) - above <= max(1, 2 * sum(fitting) / capacity + 1)
@@ -155,7 +155,7 @@ def test_the_plan_is_the_same_every_time() -> None:
 
 
 def computed(found: list[Ids], samples: tuple[int, ...]) -> int:
-    """Tokens of a microbatch's tree."""
+    """Return the tokens of a microbatch's tree."""
     chosen = [found[i] for i in samples]
     return Tree.of([len(ids) for ids in chosen], SharedPrefixes.of(chosen)).tokens
 
@@ -172,7 +172,7 @@ def test_plans_of_trees_hold_the_same_promises(found: list[Ids], ranks: int, max
 
 
 SLACK = 9 * LEAST
-"""Beginnings that are too short for a node of their own are copied, one for each sample at most."""
+"""Prefixes that are too short for a node are copied, at most one for each sample."""
 
 
 def groups(count: int, size: int, prompt: int, response: int) -> list[Ids]:
@@ -193,7 +193,7 @@ def test_a_group_stays_together_where_it_fits(ranks: int, budget: int) -> None:
 
 @given(st.integers(3, 10), st.integers(0, 2**16))
 def test_groups_of_one_system_prompt_never_overfill_a_microbatch(members: int, seed: int) -> None:
-    """A microbatch's first sample computes its beginning, also where earlier samples elsewhere have it too."""
+    """A microbatch's first sample computes its prefix, even if earlier samples in other microbatches have it too."""
     rng = np.random.default_rng(seed)
     system = rng.integers(0, 500, 100)
     found = [np.concatenate([system, rng.integers(0, 500, int(n))]).astype(np.int32) for n in rng.integers(20, 90, 12)]
@@ -220,7 +220,7 @@ def test_nothing_to_pack(lengths: list[int]) -> None:
 
 
 def test_short_questions_after_one_system_prompt_do_not_overfill() -> None:
-    """Each sample copies its question, which is too short for a node, and memory must have room for the copies."""
+    """Each sample copies its question, which is too short for a node, and the copies must fit into the budget."""
     rng = np.random.default_rng(0)
     system, questions = rng.integers(0, 500, 200), rng.integers(0, 500, (64, LEAST - 6))
     parts = [(system, question, rng.integers(0, 500, 40)) for question in questions for _ in range(8)]

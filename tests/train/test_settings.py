@@ -5,7 +5,7 @@ from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.train.settings import TrainSettings
 
 
-def test_field_names_are_unique_over_both_rooms_and_have_help() -> None:
+def test_field_names_are_unique_over_both_sections_and_have_help() -> None:
     assert not set(TrainSettings.model_fields) & set(AlgorithmSettings.model_fields)
     assert all(field.description for field in TrainSettings.model_fields.values())
 

@@ -1,4 +1,4 @@
-"""Weights in memory that two trainer processes share: each has all tensors, equal to the bit to the exported ones."""
+"""Weights in shared memory of two trainer processes: each has all tensors, equal to the bit to the exported ones."""
 
 import base64
 import pickle
@@ -41,7 +41,7 @@ def read(handle: str) -> Tensor:
 
 
 def shared(rank: int, root: str, names: list[str]) -> dict[str, list[str]]:
-    """Compare on rank 0; returns the tensors of each layout that differ on a rank, or were not sent."""
+    """Compare on rank 0. Returns the tensors of each layout that differ on a rank, or were not sent."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{root}/meet", rank=rank, world_size=2)
     wrong: dict[str, list[str]] = {}
@@ -54,10 +54,10 @@ def shared(rank: int, root: str, names: list[str]) -> dict[str, list[str]]:
             expected = {tensor: value.cpu().clone() for tensor, value in exported}
             every = [spec for each in made.weight_specs().values() for spec in each]
             told = [every] if rank == 0 else [None]
-            torch.distributed.broadcast_object_list(told)  # a run cuts the buckets once, by what rank 0 says
+            torch.distributed.broadcast_object_list(told)  # a run cuts the buckets once, by rank 0's sizes
             differs, cut = set(expected), buckets(told[0], 40_000)
             assert len(cut) > 3
-            # An update that ends in its middle leaves nothing to the next.
+            # An update that is interrupted leaves nothing to the next.
             made.share_weights(cut[0], first=True, readers=2)
             for i, bucket in enumerate(cut):
                 handles = made.share_weights(bucket, first=i == 0, readers=2)
@@ -65,7 +65,7 @@ def shared(rank: int, root: str, names: list[str]) -> dict[str, list[str]]:
                 if rank == 0:
                     copies = [dict(views(read(handle), bucket)) for handle in handles]
                     differs -= {s.name for s in bucket if all(same(copy[s.name], expected[s.name]) for copy in copies)}
-                torch.distributed.barrier()  # the next bucket takes the memory of this one
+                torch.distributed.barrier()  # the next bucket reuses the memory of this one
             few = made.share_weights(cut[0], first=True, readers=1)
             assert [bool(handle) for handle in few] == [True, False], "what no engine opens is never freed"
             assert made.share_weights([], first=False, readers=0) == []

@@ -1,4 +1,4 @@
-"""Trees of sequences: every sequence is the nodes of its path, and what is in common is there once."""
+"""Trees of sequences: every sequence is the nodes of its path, and each shared prefix is stored once."""
 
 import numpy as np
 from hypothesis import given
@@ -9,7 +9,7 @@ from agentrl.train.tree import LEAST, Ids, SharedPrefixes, Tree
 
 @st.composite
 def sequences(draw: st.DrawFn) -> list[Ids]:
-    """Sequences that begin alike here and there: with parts of one text, and of each other."""
+    """Draw sequences with some common prefixes: with parts of one text, and of each other."""
     rng = np.random.default_rng(draw(st.integers(0, 10_000)))
     text = rng.integers(0, 3, 80).astype(np.int32)
     found: list[Ids] = []

@@ -1,4 +1,4 @@
-"""A run to look at, `agentrl view` of it as people start it, and Chromium to look with."""
+"""A run for the viewer, `agentrl view` of it as users start it, and Chromium."""
 
 import os
 import shutil
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 _PATIENCE = 30_000
-"""Milliseconds that a busy machine may take."""
+"""Timeout in milliseconds, for a busy machine."""
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs in a folder."""
+    """Make two runs in a folder."""
     folder = tmp_path_factory.mktemp("runs")
     write_run(folder / "first")
     write_run(folder / "second", steps=2)
@@ -32,14 +32,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def address(runs: Path) -> Iterator[str]:
-    """Where `agentrl view` of them is."""
+    """Return the address of their `agentrl view`."""
     with viewed(runs, None) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def shared(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """Address and token of one that listens on all addresses; the token may not be in what it prints later."""
+    """Return address and token of a viewer on all addresses. Its later output may not contain the token."""
     log = tmp_path_factory.mktemp("log") / "stderr"
     with log.open("w") as stderr, viewed(runs, stderr, "--host", "0.0.0.0") as found:
         url, _, token = found.replace("0.0.0.0", "127.0.0.1").partition("/?token=")
@@ -49,7 +49,7 @@ def shared(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
 
 @contextmanager
 def viewed(runs: Path, stderr: IO[str] | None, *flags: str) -> Iterator[str]:
-    """The printed address of a started `agentrl view`."""
+    """Yield the printed address of a started `agentrl view`."""
     command = [python(), "-m", "agentrl", "view", str(runs), "--port", "0", "--no-browser", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as server:
         assert server.stdout is not None
@@ -61,7 +61,7 @@ def viewed(runs: Path, stderr: IO[str] | None, *flags: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def chromium() -> "Iterator[Browser]":
-    """The distribution's browser."""
+    """Start the distribution's browser."""
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=_PATIENCE)
@@ -77,7 +77,7 @@ def chromium() -> "Iterator[Browser]":
 
 @pytest.fixture
 def page(chromium: "Browser", address: str) -> "Iterator[Page]":
-    """A fresh page that may load from the viewer alone; anything else, and any error in it, fails the test."""
+    """Open a page that may load only from the viewer. Any other request, and any error in the page, fails the test."""
     context = chromium.new_context(base_url=address, viewport={"width": 1300, "height": 900})
     wrong: list[str] = []
     local = (address, "data:", "blob:")

@@ -1,4 +1,4 @@
-"""Who may look at the viewer, and what a page of it may load."""
+"""Access to the viewer, and the resources that its pages may load."""
 
 import re
 from http.cookies import SimpleCookie
@@ -22,7 +22,7 @@ def ask(url: str, **headers: str) -> httpx.Response:
 
 
 def greeting(url: str, **headers: str) -> str:
-    """The first message of the WebSocket."""
+    """Return the first message of the WebSocket."""
     with connect(url.replace("http", "ws", 1) + SOCKET + "websocket", additional_headers=headers, proxy=None) as socket:
         return str(socket.recv(120))
 

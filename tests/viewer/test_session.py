@@ -21,7 +21,7 @@ from tests.support.viewed import EVIL, write_run
 
 
 class Elements(HTMLParser):
-    """The elements and attributes of a page."""
+    """Collects the elements and attributes of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -34,12 +34,12 @@ class Elements(HTMLParser):
 
 
 def plain(text: str) -> str:
-    """The text of a piece of HTML."""
+    """Return the text of a piece of HTML."""
     return " ".join(unescape(re.sub(r"<.*?>", "", text)).split())
 
 
 def panel(page: str) -> list[list[str]]:
-    """The texts of the cells of the session's table, row by row."""
+    """Return the texts of the cells of the session's table, row by row."""
     text = page.partition('class="about session"')[2].partition("</table>")[0]
     rows = re.findall(r"<tr.*?</tr>", text, re.S)
     return [[plain(cell) for cell in re.findall(r"<t[dh].*?</t[dh]>", row, re.S)] for row in rows]
@@ -90,7 +90,7 @@ async def test_texts_of_agents_and_models_are_never_html(tmp_path: Path) -> None
 
 
 def cells(page: str) -> int:
-    """The number of cells in the first row."""
+    """Return the number of cells in the first row."""
     return page.partition("<tbody>")[2].partition("</tr>")[0].count("<td")
 
 
@@ -125,7 +125,7 @@ def record(*turns: dict[str, Any]) -> dict[str, Any]:
 
 
 def places(group: Group, place: int = 0) -> list[tuple[int, int, Sequence[int]]]:
-    """Number, depth and samples of each turn."""
+    """Return number, depth and samples of each turn."""
     shown = session_of(group, place)
     assert not isinstance(shown, str)
     return [(one.record.number, one.depth, one.samples) for one in shown.turns]

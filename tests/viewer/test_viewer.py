@@ -1,4 +1,4 @@
-"""What the viewer finds, filters and searches, without a browser."""
+"""The viewer's lists, filters and searches, without a browser."""
 
 import html
 import math
@@ -89,7 +89,7 @@ def test_a_store_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
 
 
 def found(index: TextIndex, words: str) -> list[int]:
-    """What is found when everything has been read."""
+    """Return the results after everything has been read."""
     index.find(words)
     assert index.wait(120)
     return index.find(words)
@@ -110,7 +110,7 @@ def test_texts_are_found_also_those_added_since(tmp_path: Path) -> None:
 
 def test_an_index_that_failed_is_tried_again_when_there_is_more(tmp_path: Path) -> None:
     source = Library([write_run(tmp_path / "a", steps=1)]).source(0)
-    source.index.path.mkdir()  # in its place
+    source.index.path.mkdir()  # at its place
     source.index._start()
     assert source.index.wait(120)
     with pytest.raises(DataError, match="cannot be indexed"):
@@ -260,7 +260,7 @@ def test_a_page_of_several_has_an_end(tmp_path: Path, monkeypatch: pytest.Monkey
     library = Library([write_run(tmp_path / "a", steps=1)])
     places = [(0, row) for row in range(1, 5)]
     assert trajectory.beside(library, places).count("<article") == 4
-    monkeypatch.setattr(trajectory, "_MOST", 150)  # they have 16 and 106 tokens in turn
+    monkeypatch.setattr(trajectory, "_MOST", 150)  # they have 16 and 106 tokens alternately
     page = trajectory.beside(library, places)
     assert page.count("<article") == 3
     assert "1 more, left out" in page

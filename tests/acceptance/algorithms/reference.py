@@ -96,8 +96,8 @@ def rloo(case: Case, *, kl_coef: float = 0.0) -> Floats:
 
 
 def gdpo(case: Case, weights: list[float]) -> Floats:
-    """2601.05242 eq. 4 to 7: each reward minus its group's mean, over its group's standard deviation; their weighted sum less
-    its mean over the batch, over its standard deviation there plus epsilon.
+    """2601.05242 eq. 4 to 7: each reward minus its group's mean, over its group's standard deviation. The weighted sum
+    minus its mean over the batch, over its standard deviation there plus epsilon.
 
     [ours] trajectories count once in the batch too; every divisor gets 1e-6 added; n - 1.
     """
@@ -523,7 +523,7 @@ def constant(case: Case, length: int, *, live: bool) -> Floats:
 
 
 def log_rho(case: Case, level: Level) -> Floats:
-    """Return log rho of a token. A sequence's is the sum over its trained tokens (product of ratios), geometric the mean."""
+    """Return log rho of a token. A sequence's is the sum over its trained tokens (product of ratios), or their mean."""
     out = np.zeros(len(case.mask))
     for _, steps in case.steps():
         each = [float(case.old[t] - case.rollout[t]) for t in steps]

@@ -1,7 +1,7 @@
 """Compare our advantages, losses, weights and corrections with `reference.py`, values and gradients, on the same cases.
 
 Inputs are float64. Numbers agree to 1e-6, relative if they are larger than 1. At a masked token the model's values are
--inf in a loss's view, and 0, as the trainer makes them, in the view that estimates advantages.
+-inf in a loss's view. They are 0, as the trainer makes them, in the view that estimates advantages.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,7 @@ ARCHES = ("qwen3", "qwen2", "llama", "qwen3_moe")
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The folder of a tiny random model, made when first asked for."""
+    """Return a function that makes the folder of a tiny random model at its first call."""
     base = tmp_path_factory.mktemp("tiny")
 
     def get(arch: str = "qwen3", seed: int = 0) -> Path:
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def plain_model(folder: Callable[..., Path]) -> Callable[..., Any]:
-    """The same model as transformers runs it, in float32."""
+    """Return a function that loads the same model with transformers, in float32."""
     from transformers import AutoModelForCausalLM
 
     def get(arch: str = "qwen3", seed: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""The engine without a server: make jobs, step until done."""
+"""The engine without a server: make jobs, and step until they are done."""
 
 import random
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def reference_log_probs(model: Any, job: SequenceState, temperature: float = 1.0) -> list[float]:
-    """What a plain forward pass over prompt and output says about the sampled tokens."""
+    """Return the log-probs of the sampled tokens by a plain forward pass over prompt and output."""
     import torch
 
     with torch.inference_mode():
@@ -51,11 +51,11 @@ def reference_log_probs(model: Any, job: SequenceState, temperature: float = 1.0
 
 
 TWIN = ROWS - 1
-"""An id with the placeholder's embedding in the reference, where each placeholder is an image."""
+"""An id with the placeholder's embedding, for the reference, in which every placeholder must be an image."""
 
 
 def seeing_model(folder: Path) -> Any:
-    """A model that sees images as transformers runs it, in float32. Its input and output embeddings must not be tied."""
+    """Load a vision model with transformers, in float32. Its input and output embeddings must not be tied."""
     import torch
     from transformers import AutoModelForImageTextToText
 
@@ -68,7 +68,7 @@ def seeing_model(folder: Path) -> Any:
 def seeing_log_probs(
     model: Any, prompt: list[int], output: list[int], spans: Sequence[tuple[int, int]], pixels: Sequence[dict[str, Any]]
 ) -> list[float]:
-    """What transformers' forward pass over all ids and pixels says about the sampled tokens."""
+    """Return the log-probs of the sampled tokens by transformers' forward pass over all ids and pixels."""
     import torch
 
     ids = torch.tensor([prompt + output])
@@ -85,7 +85,7 @@ def seeing_log_probs(
 
 
 def check_seen(sample: Sample, folder: Path, model: Any | None = None) -> None:
-    """The log-probs of each turn of a sample are transformers' own, with the images before it; `model` is of `folder`."""
+    """Check that each turn's log-probs are transformers', with the images before the turn; `model` is of `folder`."""
     model, vision = model or seeing_model(folder), Vision.load(folder)
     assert vision is not None
     assert sample.rollout_log_probs is not None

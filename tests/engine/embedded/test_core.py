@@ -68,7 +68,7 @@ def test_a_conversation_extends_its_slot(folder: Folder, plain_model: Callable[.
     run(engine, first)
     second = make_job(first.prompt + first.output + prompt(10, 9))
     run(engine, second)
-    assert second.cached_tokens == 50 + 12 - 1  # the last token sampled has no KV yet
+    assert second.cached_tokens == 50 + 12 - 1  # the last sampled token has no KV yet
     assert second.log_probs == pytest.approx(reference_log_probs(plain_model(), second), abs=1e-5)
 
 
@@ -188,16 +188,14 @@ def test_what_siblings_have_in_common_is_read_once(folder: Folder, plain_model: 
     engine.forward = noting
     first = [make_job(prompt(150), seed=i, max_new_tokens=16 + 8 * i) for i in range(4)]
     other = make_job(prompt(100, 77), max_new_tokens=60)
-    late = make_job(
-        other.prompt[:90] + prompt(9, 3)
-    )  # is copied into the first slot that gets free, the siblings' root
+    late = make_job(other.prompt[:90] + prompt(9, 3))  # copied into the first free slot, the siblings' root
     for job in (other, *first):
         engine.add(job)
     for _ in range(12):
         engine.step()
     run(engine, late)
     assert (0, 1, 1, 1, 1, 0, 0, 149, 149, 149) in seen
-    again = [make_job(first[0].prompt[:70] + prompt(30, 5), max_new_tokens=30)]  # overwrites a part of what is shared
+    again = [make_job(first[0].prompt[:70] + prompt(30, 5), max_new_tokens=30)]  # overwrites part of the shared prefix
     again += [make_job(job.prompt + job.output + prompt(5, 7), seed=9) for job in first[1:]]
     again += [make_job(prompt(60 + i, 60 + i), seed=i) for i in range(3)]
     run(engine, *again)
@@ -206,10 +204,10 @@ def test_what_siblings_have_in_common_is_read_once(folder: Folder, plain_model: 
 
 
 @pytest.mark.parametrize("seed", nightly(range(4), 1))
-def test_whatever_comes_and_goes_sharing_changes_no_log_prob(
+def test_prefix_sharing_changes_no_log_prob_under_random_load(
     seed: int, folder: Folder, plain_model: Callable[..., Any]
 ) -> None:
-    """Siblings, prompts that go on where others ended, and retractions, in slots that are soon used again."""
+    """Siblings, prompts that continue other jobs, and retractions, in slots that are reused soon."""
     rng = random.Random(seed)
     engine, jobs = make_engine(folder(), slots=5), list[Any]()
     roots = [prompt(rng.randint(20, 60), root) for root in range(3)]

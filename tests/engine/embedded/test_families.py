@@ -1,7 +1,7 @@
-"""Families beside those of the other tests: tiny models against transformers' own forward pass.
+"""Further model families: tiny models against transformers' own forward pass.
 
-Each is asked for prompts in several chunks, for what goes on from a cached prefix, for a copied prefix, and again after
-its weights were replaced.
+Each gets prompts in several chunks, continues a cached prefix and a copied prefix, and runs again after
+its weights are replaced.
 """
 
 import json
@@ -37,7 +37,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 STATES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe")
 OTHER_FORMS = ("gemma3_text", "glm", "glm4", "deepseek_v3", "minimax_m2")
-"""Ropes of neighbours, norms behind attention, latent attention: these run as transformers has them."""
+"""RoPE of neighbouring pairs, norms after attention, latent attention: transformers' own code runs these."""
 
 
 @pytest.mark.parametrize("case", nightly(CASES, 2))
@@ -68,8 +68,8 @@ def test_log_probs_are_those_of_a_plain_forward(case: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("arch", nightly(STATES, 1))
 def test_states_are_those_of_a_plain_forward(arch: Any, tmp_path: Path) -> None:
-    """Prompts in chunks, a conversation that goes on in its slot or in a copy of it, and one that departs from it, which
-    starts anew; the same after new weights, and after a request was put back."""
+    """Prompts in chunks, a conversation that continues in its slot or a copy, and one that departs from it, and so
+    starts anew. The same after new weights, and after a retraction."""
     from transformers import AutoModelForCausalLM
 
     folders = [make_tiny_model(tmp_path / f"{seed}", arch, seed) for seed in (0, 1)]
@@ -104,7 +104,7 @@ def test_weights_are_written_under_the_names_of_the_folder(arch: Any, tmp_path: 
     folders = [make_tiny_model(tmp_path / f"{seed}", arch, seed, tie_word_embeddings=False) for seed in (0, 1)]
     engines = [make_engine(folder) for folder in folders]
     weights, wanted = (WeightUpdater(engine.model) for engine in engines)
-    within = "model.language_model." if arch == "qwen3_5_moe_text" else "model."  # as beside a part for images
+    within = "model.language_model." if arch == "qwen3_5_moe_text" else "model."  # with a vision part
     tensors = load_file(folders[1] / "model.safetensors").items()
     weights.write(engines[0], [(name.replace("model.", within, 1), tensor) for name, tensor in tensors], "new")
     assert weights.checksums(engines[0]) == wanted.checksums(engines[1])

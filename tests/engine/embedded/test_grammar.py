@@ -1,4 +1,4 @@
-"""Sequences that are held to a grammar: what they may say, and the log-probs that are reported of it."""
+"""Sequences that a grammar constrains: the allowed tokens, and their reported log-probs."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`agentrl serve` among clients that mean it no good: it serves the others, and it always ends."""
+"""`agentrl serve` among hostile clients: it serves the others, and it always ends."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ from tests.support.hostile_clients import DEAD, GOOD, SLOW, attacks, request
 from tests.support.warm import python
 
 WAIT, END = 2.0, 5.0
-"""Seconds that a good client may wait among hostile ones, and that a server may take to end."""
+"""Maximum seconds for a good client among hostile ones, and for a server to end."""
 SERVE = [python(), "-c", "from agentrl.cli.main import main; main()", "serve"]
 LONG = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}}
 
@@ -45,7 +45,7 @@ def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def ask(port: int) -> float:
-    """Seconds until a good client, over a connection of its own, has its four tokens."""
+    """Return the seconds until a good client, on its own connection, has its four tokens."""
     began = time.monotonic()
     connection = HTTPConnection("127.0.0.1", port, timeout=120)
     connection.request("POST", "/generate", json.dumps(GOOD), {"content-type": "application/json"})
@@ -57,7 +57,7 @@ def ask(port: int) -> float:
 
 
 def ended(server: subprocess.Popen[str]) -> float:
-    """Seconds from SIGTERM to the server's end."""
+    """Return the seconds from SIGTERM to the server's end."""
     began = time.monotonic()
     server.send_signal(signal.SIGTERM)
     server.wait(120)
@@ -65,7 +65,7 @@ def ended(server: subprocess.Popen[str]) -> float:
 
 
 @pytest.mark.slow
-def test_64_hostile_clients_keep_nobody_waiting_and_no_server_alive(folder: Callable[..., Path]) -> None:
+def test_64_hostile_clients_delay_no_good_client_and_do_not_prevent_the_end(folder: Callable[..., Path]) -> None:
     waited: list[float] = []
     with serving(folder()) as (server, port):
         ask(port)
@@ -105,8 +105,8 @@ def test_a_signal_ends_it_whatever_it_does(folder: Callable[..., Path], name: st
         assert ended(server) < END
 
 
-def test_a_process_whose_interpreter_is_held_ends_as_well() -> None:
-    """The alarm needs nobody's help once the signal was heard."""
+def test_a_process_whose_gil_is_held_ends_too() -> None:
+    """The alarm needs no Python code after the signal handler has run."""
     script = (
         "import threading, time, uvicorn\nfrom agentrl.serving import server as serving\n"
         "async def app(scope, receive, send):\n    pass\n"
@@ -158,8 +158,8 @@ def test_a_pattern_that_takes_for_ever_ends_its_own_request(server: str) -> None
     assert "stop_regex" in answer.text
 
 
-def test_a_group_that_never_meets_holds_nobody_up(server: str) -> None:
-    """Its members are waited for in threads of their own: the name is taken, and others are served."""
+def test_a_weight_group_that_stays_incomplete_blocks_no_request(server: str) -> None:
+    """The server waits for the group's members in separate threads. The name is taken, and others are served."""
     with socket.create_server(("127.0.0.1", 0)) as deaf, contextlib.ExitStack() as stack:
         host, port = server.removeprefix("http://").split(":")
         for i in range(50):

@@ -64,7 +64,7 @@ class Driver:
         self.reader = ImageReader(self.engine.model, vision)
 
     def job(self, parts: Prompt, **params: Any) -> SequenceState:
-        """A job whose images stand between their marks, with one placeholder each."""
+        """Make a job whose images stand between their marks, with one placeholder each."""
         ids, urls, spans = list[int](), list[str](), list[list[int]]()
         for part in parts:
             if isinstance(part, Image):
@@ -132,7 +132,7 @@ def test_later_turns_bring_images_and_reuse_the_prefix(kind: Kind, folder: Folde
     run(driver.engine, second)
     run(driver.engine, third)
     assert second.cached_tokens == len(first.prompt) + 12 - 1
-    shared = 0 if driver.engine.cache.stateful else len(first.prompt) + 12 + 1  # with the mark before the other image
+    shared = 0 if driver.engine.cache.stateful else len(first.prompt) + 12 + 1  # with the mark before the image
     assert third.cached_tokens == shared
     check(model, first, second, third)
 
@@ -178,7 +178,7 @@ def test_turns_before_and_after_a_weight_update(kind: Kind, folder: Folder, plai
 
 @pytest.mark.parametrize("kind", nightly(KINDS, 1))
 def test_weights_have_the_names_of_the_folder_or_of_transformers(kind: Kind, folder: Folder) -> None:
-    """The vision tower alone, then the language model alone, under both kinds of names."""
+    """First the vision tower alone, then the language model alone, with both kinds of names."""
     driver, stored = Driver(folder(kind)), load_file(folder(kind, 1) / "model.safetensors")
     weights, wanted = WeightUpdater(driver.engine.model), Driver(folder(kind, 1)).engine.model.state_dict()
     seeing = {name: tensor for name, tensor in stored.items() if "visual." in name}
@@ -215,7 +215,7 @@ def test_prompt_log_probs_pass_over_an_image(folder: Folder, plain: Callable[...
 
 
 def bodies() -> dict[str, tuple[dict[str, Any], str]]:
-    """Requests that are refused, and the words of the reason."""
+    """Return requests that are refused, and words of the reason."""
     marked = [1, VISION_START, IMAGE_PAD, VISION_END]
     damaged = "data:image/png;base64," + base64.b64encode(picture(90, 70)[:200]).decode()
     return {

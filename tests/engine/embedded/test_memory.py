@@ -1,4 +1,4 @@
-"""Memory that the engine gives back and takes again: it leaves the process, and the weights come back bit for bit."""
+"""Offload and onload of the engine's memory: it leaves the process, and the weights come back bit for bit."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Numbers: broken weights, which end in an error for those who ask and do no harm to those who come after; the kernels'."""
+"""Broken weights end in an error for their own requests and do not harm later ones; the numbers of the kernels."""
 
 import math
 from collections.abc import Callable

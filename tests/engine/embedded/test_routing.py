@@ -1,4 +1,4 @@
-"""Experts that an answer names, against a real SGLang's and transformers' own routers."""
+"""Experts in an answer, against those of a real SGLang and of transformers' own routers."""
 
 import base64
 from collections.abc import Callable, Iterator
@@ -21,11 +21,11 @@ SAID = (
     "AAAAAAUAAAAFAAAAAwAAAAYAAAAFAAAAAwAAAAAAAAAEAAAABwAAAAYAAAAAAAAABgAAAAQAAAAFAAAAAwAAAAQAAAAFAAAAAwAAAAAAAAAFAAAABAAAAAUAAAAG"
     "AAAA"
 )
-"""What SGLang 0.5.23 said of RECORDED, a prompt of 4 tokens and 3 sampled ones."""
+"""The experts that SGLang 0.5.23 returned for RECORDED, a prompt of 4 tokens and 3 sampled ones."""
 
 
 def own_routing(model: Any, ids: list[int]) -> torch.Tensor:
-    """[tokens, layers, experts a token], from all router logits of a plain forward pass."""
+    """Return [tokens, layers, experts a token], from all router logits of a plain forward pass."""
     with torch.inference_mode():
         logits = model(torch.tensor([ids]), output_router_logits=True).router_logits
     return torch.stack([layer.topk(2, -1).indices for layer in logits], 1)

@@ -1,4 +1,4 @@
-"""Properties of sampling: the support set, the inversion of the distribution, penalties."""
+"""Properties of sampling: the sampling support, inversion of the distribution, penalties."""
 
 import math
 from typing import Any
@@ -28,7 +28,7 @@ def params(**raw: Any) -> RequestSampling:
 
 
 def allowed(logits: list[float], p: RequestSampling) -> set[int]:
-    """The support by the definition, in plain Python."""
+    """Return the sampling support by its definition, in plain Python."""
     weights = torch.tensor([logits]).div(p.temperature).log_softmax(-1).exp()[0].tolist()
     order = sorted(range(len(weights)), key=lambda i: -weights[i])
     kept, before = set(), 0.0
@@ -43,7 +43,7 @@ def allowed(logits: list[float], p: RequestSampling) -> set[int]:
 
 
 def support(probs: torch.Tensor, rows: list[RequestSampling]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities by size with all that the filters drop set to zero, and their ids: the definition, by a full sort."""
+    """Return sorted probabilities, with zeros for all that the filters drop, and their ids, by a full sort."""
     ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
     before = ordered.double().cumsum(-1) - ordered.double()
     for i, p in enumerate(rows):
@@ -76,7 +76,7 @@ def test_reported_log_probs_are_of_the_unfiltered_scaled_distribution(
 @given(LOGITS)
 @settings(max_examples=60, deadline=None)
 def test_evenly_spread_uniforms_reproduce_the_distribution(logits: list[float]) -> None:
-    """Inversion: of n evenly spread uniforms a token takes its share, to one on either side."""
+    """With n evenly spread uniforms, inversion gives each token its share, to within one."""
     count = 400
     probs = torch.tensor(logits).softmax(-1)
     rows = torch.tensor([logits]).expand(count, -1)
@@ -134,7 +134,7 @@ def test_what_was_kept_is_what_the_definition_keeps(
 
 
 def check_kept(row: torch.Tensor, ids: list[int], token: int, log_prob: float) -> None:
-    """The likeliest tokens, the chosen one among them, whose log-prob is that of a softmax over them."""
+    """Check that the kept tokens are the likeliest and include the chosen one. Its log-prob is a softmax over them."""
     assert len(set(ids)) == len(ids)
     assert row[ids].tolist() == row.topk(len(ids)).values.tolist()
     assert math.isclose(log_prob, row[ids].double().log_softmax(-1)[ids.index(token)].item(), abs_tol=1e-5)

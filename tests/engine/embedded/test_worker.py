@@ -1,4 +1,4 @@
-"""The engine's thread after a crash: nobody who asked before or asks later waits for ever."""
+"""The engine's thread after a crash: no earlier or later request waits for ever."""
 
 import threading
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tests.engine.embedded.driver import make_engine, make_job
 
 
 class Broken:
-    """An engine whose forward pass raises once something is asked of it."""
+    """An engine whose forward pass raises once it has a job."""
 
     def __init__(self) -> None:
         self.asked, self.aborted = 0, threading.Event()
@@ -53,7 +53,7 @@ async def test_all_calls_end_with_an_error_after_a_crash() -> None:
     assert not worker._thread.is_alive()
 
 
-async def test_an_exclusive_call_whose_caller_has_gone_keeps_nobody_waiting(folder: Callable[..., Path]) -> None:
+async def test_an_exclusive_call_whose_caller_was_cancelled_blocks_no_request(folder: Callable[..., Path]) -> None:
     engine = make_engine(folder())
     worker, done = Worker(engine, on_crash=lambda: None), list[str]()
     running, later = make_job([1, 2], max_new_tokens=50), make_job([3, 4])

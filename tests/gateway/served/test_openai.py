@@ -1,4 +1,4 @@
-"""What OpenAI's clients rely on, over an application in this process whose model calls tools in Hermes' form."""
+"""Behaviour that OpenAI's clients need, of an application in this process whose model calls tools in Hermes' form."""
 
 import json
 import re
@@ -155,7 +155,7 @@ def test_what_cannot_be_had_is_refused(client: TestClient, body: dict[str, Any],
 
 
 @pytest.mark.parametrize("form", nightly(TABLE, 9), ids=lambda row: row.parser)
-def test_what_is_sent_of_a_turn_is_how_the_whole_one_begins(form: Format) -> None:
+def test_the_streamed_part_of_a_turn_is_a_prefix_of_the_whole(form: Format) -> None:
     shown = 0
     for output in outputs(form):
         parser = parser_of(form, output.prompt)

@@ -1,4 +1,4 @@
-"""Answers that a chat asks for, as grammars."""
+"""Response formats that a chat requests, as grammars."""
 
 import json
 

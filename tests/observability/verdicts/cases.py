@@ -1,7 +1,7 @@
-"""Acceptance of the verdict: runs that are healthy or spoiled on purpose, and what is to be said of each.
+"""Acceptance of the verdict: healthy runs and deliberately spoiled runs, and the expected verdict on each.
 
-The thresholds of `agentrl.observability.verdict` were chosen with the runs that are not `held_out`; the others were judged
-once, afterwards. `python -m tests.observability.verdicts.cases FOLDER [NAME ...]` runs cases and records their metrics.
+The thresholds of `agentrl.observability.verdict` were chosen with the runs that are not `held_out`. The others were
+judged once, afterwards. `python -m tests.observability.verdicts.cases FOLDER [NAME ...]` runs and records cases.
 """
 
 import json
@@ -27,11 +27,11 @@ class Case:
 
     Attributes:
         name: of its recorded metrics.
-        cause: what the verdict must name; nothing for a healthy run.
-        flags: those of `agentrl train` that differ from the demo's.
+        cause: the cause that the verdict must name; empty for a healthy run.
+        flags: flags of `agentrl train` that differ from the demo's.
         env: a class of `environments.py` instead of the demo's.
         project: the project of `agentrl new` with its skilled model, instead of the demo.
-        held_out: not looked at while thresholds were chosen.
+        held_out: not used to choose thresholds.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Case:
     held_out: bool = False
 
     def run(self, folder: Path) -> Path:
-        """Run it in a new folder; returns the folder of metrics."""
+        """Run the case in a new folder. Returns the folder of metrics."""
         argv = self._project(folder / "my_env") if self.project else self._demo(folder)
         train(
             RunSettings.from_cli([*argv, "--output-dir", str(folder), "--keep-trajectories", "0", *self.flags.split()])
@@ -94,14 +94,14 @@ HEALTHY = (
     Case("in_turn", None, f"--seed 1 --rollout-seed 1 {_IN_TURN}"),
     Case("starts_high", None, "--rollout-temperature 1.9 --rollout-batch-size 4 --num-rollout 8", project=True),
     Case("two_steps", None, f"--num-steps-per-rollout 2 --seed 2 --rollout-seed 2 {_IN_TURN}", held_out=True),
-    # Meant to be spoiled, but it learned.
+    # This run was meant to fail, but it learned.
     Case("entropy_penalty", None, f"--entropy-coef -1.0 {_IN_TURN}", held_out=True),
 )
 CASES = {case.name: case for case in (*SPOILED, *HEALTHY)}
 
 
 def record(case: Case, folder: Path) -> None:
-    """Run a case and keep the metrics that a verdict may read, with few digits."""
+    """Run a case and keep the metrics that a verdict may read, rounded."""
     rows = []
     for line in (case.run(folder) / "metrics.jsonl").read_text().splitlines():
         kept = {name: value for name, value in json.loads(line).items() if not name.startswith(_LEFT_OUT)}

@@ -1,4 +1,4 @@
-"""The calculator, spoiled: each class breaks one part of the demo's environment. Nothing is simulated."""
+"""The calculator, spoiled: each class breaks one part of the demo's environment. No part is simulated."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from agentrl.tools import tool
 
 
 class ConstantReward(CalculatorEnv):
-    """The grader says the same of every answer."""
+    """The grader gives every answer the same score."""
 
     async def reward(self, sample: Sample) -> float:
         return 0.5
@@ -52,6 +52,6 @@ class ToolsFail(CalculatorEnv):
 
 
 async def longer_half(args: object, samples: Sequence[Sample]) -> list[float]:
-    """A judge that compares: it prefers the longer answers of a group."""
+    """A comparing judge: it prefers the longer answers of a group."""
     by_length = sorted(range(len(samples)), key=lambda at: sum(samples[at].loss_mask or ()))
     return [float(by_length.index(at) >= len(samples) / 2) for at in range(len(samples))]

@@ -1,4 +1,4 @@
-"""Every spoiled run gets its cause, and no healthy run gets one: from recorded metrics, and (at night) from new runs."""
+"""Every spoiled run gets its cause, and no healthy run gets one: from recorded metrics, and (at night) new runs."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def check(case: Case, metrics: Path) -> None:
 
 
 def test_the_list_is_long_enough() -> None:
-    """Twelve spoiled runs, five healthy ones; a cause that is expected exists; recordings are small and of known cases."""
+    """Twelve spoiled runs, five healthy ones. Each expected cause exists. Recordings are small and of known cases."""
     assert len(SPOILED) >= 12
     assert len(HEALTHY) >= 5
     assert {case.cause for case in SPOILED} <= {cause.name for cause in CAUSES}

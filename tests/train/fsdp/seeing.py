@@ -1,4 +1,4 @@
-"""Batches with images, and plain transformers and torch as their reference: one sample at a time."""
+"""Batches with images, and plain transformers and torch as the reference: one sample at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.vision import IMAGE_PAD, ROWS, VISION_END, VISION_START, Kind
 from tests.train.megatron.helpers import TEMPERATURE, Reference
 
 DOUBLE = ROWS - 1
-"""An id that no sample has. In the reference its embedding is the placeholder's: it stands for a sampled placeholder."""
+"""An id that no sample has. In the reference it replaces a sampled placeholder, and has the placeholder's embedding."""
 
 
 def image(kind: Kind, seed: int, wide: int = 3, high: int = 2) -> Image:
@@ -28,7 +28,7 @@ def image(kind: Kind, seed: int, wide: int = 3, high: int = 2) -> Image:
 
 
 def shown(kind: Kind, images: list[Image]) -> tuple[list[int], list[ImageSpan]]:
-    """Return the ids of images between their marks, and their places."""
+    """Return the ids of images between their marks, and their spans."""
     ids: list[int] = []
     spans = []
     for each in images:
@@ -39,8 +39,8 @@ def shown(kind: Kind, images: list[Image]) -> tuple[list[int], list[ImageSpan]]:
 
 
 def make_samples(kind: Kind, seed: int = 0) -> list[list[Sample]]:
-    """Four groups: an image in the prompt, and in some samples another in a later turn, and a placeholder's id that the
-    model sampled; two images in the prompt; text alone; equal ids with different images."""
+    """Make four groups. 1: an image in the prompt, in some samples another in a later turn, and a placeholder's id that
+    the model sampled. 2: two images in the prompt. 3: text alone. 4: equal ids with different images."""
     rng = np.random.default_rng(seed)
 
     def ids(count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""LoRA: what is trained, saved, merged and left out, in one process."""
+"""LoRA: trained parameters, saving, merging and exclusions, in one process."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_critic_beside_an_adapter_learns_whole(folder: Path) -> None:
 
 
 def test_foreign_adapters_are_read_and_other_kinds_are_refused(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")  # where it is installed it is the judge
+    peft = pytest.importorskip("peft")  # if it is installed, it is the reference
     from transformers import AutoModelForCausalLM
 
     folder, batch = make_tiny_model(tmp_path / "model"), make_batch()

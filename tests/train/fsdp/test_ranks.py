@@ -1,4 +1,4 @@
-"""Two processes of FSDP: Megatron's numbers of one process, and checkpoints that go on in other shards, or in none."""
+"""Two processes of FSDP: Megatron's numbers of one process, and checkpoints that resume in other shards, or in none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def chosen(root: str | Path, **changes: Any) -> TrainSettings:
 
 
 def played(made: Any) -> dict[str, Any]:
-    """Log-probs before, metrics of the steps, and weights after (on rank 0)."""
+    """Return log-probs before, metrics of the steps, and weights after (on rank 0)."""
     batch = make_batch()
     before = made.log_probs(batch)
     metrics = [timeless(made.train(batch, number)) for number in range(STEPS)]
@@ -72,7 +72,7 @@ def in_two_processes(rank: int, root: str, names: tuple[str, ...]) -> dict[str, 
 
 
 def near(one: dict[str, float], other: dict[str, float], rel: float = 1e-5) -> None:
-    shares = {"computed_tokens_share", "copied_tokens_share"}  # what two processes compute twice
+    shares = {"computed_tokens_share", "copied_tokens_share"}  # tokens that two processes compute twice
     assert one.keys() == other.keys()
     kept = one.keys() - shares
     assert {name: one[name] for name in kept} == pytest.approx({name: other[name] for name in kept}, rel=rel, abs=rel)

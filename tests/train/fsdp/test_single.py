@@ -1,4 +1,4 @@
-"""FSDP's trainer in one process: Megatron's numbers where there is a table, transformers' own where there is none."""
+"""FSDP's trainer in one process: Megatron's numbers if Megatron supports the family, else transformers' own."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ NIGHTLY = [
     nightly([*((a, 2) for a in DAILY), *(pytest.param(a, 10, marks=pytest.mark.slow) for a in NIGHTLY)], 1),
 )
 def test_families_without_a_table_train_as_plain_torch(tmp_path: Path, arch: NoTable | Arch, steps: int) -> None:
-    """Windows shorter than the samples, sinks, joined experts, scaled logits, states: all under packing and shared prefixes."""
+    """Windows shorter than samples, sinks, fused experts, scaled logits, states: with packing and shared prefixes."""
     folder = make_tiny_model(tmp_path / arch, arch, tie_word_embeddings=arch == "granite")
     batch, algorithm = make_batch(), AlgorithmSettings()
     train = settings(folder, train_backend="fsdp", clip_grad=0.0, adam_eps=1e-3, lr=2e-3 / steps)
@@ -139,8 +139,8 @@ def test_the_reference_in_half_precision_chooses_the_experts_that_the_model_choo
 @pytest.mark.parametrize("arch", nightly(["qwen3_next", "lfm2", "qwen3_5_text"], 1))
 @pytest.mark.parametrize("share", nightly([False, True], [True]))
 def test_a_packed_sample_leaves_no_state_to_the_others(tmp_path: Path, arch: NoTable, share: bool) -> None:
-    """Other tokens of one sample change no bit of the others' log-probs; dense, because a mixture's products have as many
-    rows as tokens chose the expert."""
+    """Other tokens of one sample change no bit of the others' log-probs. The model is dense, because in a mixture the
+    number of rows of a product depends on how many tokens chose the expert."""
     dense: dict[str, Any] = {"mlp_only_layers": [0, 1]} if arch == "qwen3_next" else {}
     folder, batch = make_tiny_model(tmp_path, arch, **dense), make_batch()
     train = settings(folder, train_backend="fsdp", share_prefixes=share, max_tokens_per_gpu=1000)

@@ -1,4 +1,4 @@
-"""Models that see images, trained by FSDP: transformers' own numbers, sample by sample, under packing and shared prefixes."""
+"""Vision models trained by FSDP: transformers' own numbers, sample by sample, with packing and shared prefixes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def chosen(folder: Path, **changes: Any) -> Any:
 
 
 def weights_of(made: Any) -> dict[str, torch.Tensor]:
-    """Copies of all weights of this process under transformers' names."""
+    """Return copies of all weights of this process under transformers' names."""
     return {name: p.detach().cpu().clone() for name, p in made.actor.network.parameters().items()}
 
 
@@ -70,7 +70,7 @@ def test_log_probs_are_those_of_single_samples(kind: Kind, folder: Path) -> None
 
 
 def shared_tokens(batch: TrainBatch) -> list[int]:
-    """What the samples of `make_samples` have in common, twice for each group of three."""
+    """Return the number of shared tokens of each group in `make_samples`, twice: each group has three samples."""
     prompts = batch.lengths - batch.response_lengths
     return [2 * int(prompts[0]), 2 * int(prompts[3]), 2 * int(prompts[6]), 2 * 21]  # 20 tokens and the mark of an image
 
@@ -123,7 +123,7 @@ def test_an_image_changes_no_bit_of_other_samples(kind: Kind, folder: Path) -> N
 
 @pytest.mark.slow
 def test_a_frozen_tower_is_equal_to_the_bit_after_ten_steps(kind: Kind, folder: Path, tmp_path: Path) -> None:
-    """Engines do not get it, and the written folder has it as it was."""
+    """Engines do not get it, and the written folder has it unchanged."""
     batch, source = make_batch(kind), HFFolder(folder)
     with backend(chosen(folder, weight_decay=0.1), KL) as made:
         before = weights_of(made)
@@ -278,7 +278,7 @@ def in_two_processes(rank: int, root: str, kind: Kind, names: tuple[str, ...]) -
 @pytest.mark.slow
 @pytest.mark.parametrize("which", KINDS)
 def test_two_processes_are_one(tmp_path: Path, which: Kind) -> None:
-    """Also where one of them has no image in its microbatch: sharded weights are gathered by both."""
+    """Also if one process has no image in its microbatch: both must gather the sharded weights."""
     names = tuple(name for name in CASES if (which, name) != ("qwen3_5_moe", "bf16"))  # which chooses other experts
     tiny_vlm(tmp_path / "model", which)
     found, other = run_ranks(in_two_processes, 2, str(tmp_path), which, names)
@@ -288,7 +288,7 @@ def test_two_processes_are_one(tmp_path: Path, which: Kind) -> None:
             chosen(tmp_path / "model", **changes | {"bf16": False, "fsdp_cpu_offload": False}), algorithm
         ) as made:
             want = played(made, which)
-        # In bf16 another shape of the same product rounds otherwise, and the reference is in float32.
+        # In bf16 another shape of the same product rounds differently, and the reference is in float32.
         same, near = (5e-2, 2e-1) if name == "bf16" else (1e-5, 1e-5)
         np.testing.assert_allclose(found[name]["log_probs"], want["log_probs"], rtol=0, atol=near)
         np.testing.assert_array_equal(found[name]["log_probs"], other[name]["log_probs"])
@@ -304,7 +304,7 @@ def test_two_processes_are_one(tmp_path: Path, which: Kind) -> None:
 
 
 def test_pixels_that_samples_bring_are_trained_as_files_are(kind: Kind, folder: Path) -> None:
-    """slime's form: `multimodal_train_inputs`, at the runs of placeholders; the sampled placeholder is no image."""
+    """slime's form: `multimodal_train_inputs`, at the runs of placeholders. The sampled placeholder is no image."""
     from agentrl.modelfolder import ImageTokens
     from agentrl.numerics.vision import Vision
 

@@ -1,4 +1,4 @@
-"""Tests of the Megatron backend. Megatron is loaded as runs load it, without torch's compiler."""
+"""Tests of the Megatron backend. Megatron is loaded as in runs, without torch's compiler."""
 
 from agentrl.train.megatron.device import uncompiled
 

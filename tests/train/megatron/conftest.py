@@ -7,7 +7,7 @@ from torch._C._distributed_c10d import HashStore
 
 @pytest.fixture
 def one_rank() -> Iterator[dist.ProcessGroup]:
-    """A process group of this process alone."""
+    """Start a process group of this process alone."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     group = dist.group.WORLD
     assert group is not None

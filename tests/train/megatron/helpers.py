@@ -20,19 +20,19 @@ from agentrl.train.contracts import Learners, RankInfo
 from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
 
-backend_class("megatron")  # so that it is there when `tests.conftest` looks
+backend_class("megatron")  # so that it is imported when `tests.conftest` checks
 
 TEMPERATURE = 0.8
 REPEATABLE = {"share_prefixes": not torch.cuda.is_available()}
-"""Settings for steps that are equal to the bit: on a GPU, gradients of shared prefixes are added up in any order."""
+"""Settings for steps that are equal to the bit: on a GPU, gradients of shared prefixes are summed in varying order."""
 PPO = AlgorithmSettings(advantage_estimator="ppo", gamma=0.99, lambd=0.95)
 
 
 def make_batch(groups: int = 3, per_group: int = 4, seed: int = 0, vocab: int = 512) -> TrainBatch:
-    """Ragged agent samples: prompt, model turn, observation, model turn.
+    """Make agent samples of unequal lengths: prompt, model turn, observation, model turn.
 
-    The first group's prompts are its samples' own, the second's is one for all, and in the third two samples have their
-    first turn in common as well; and so on.
+    In the first group each sample has its own prompt, in the second all share one. In the third, two samples also
+    share their first turn. This pattern repeats.
     """
     rng = np.random.default_rng(seed)
 
@@ -57,14 +57,14 @@ def make_batch(groups: int = 3, per_group: int = 4, seed: int = 0, vocab: int = 
 
 
 def settings(folder: Path, **changes: Any) -> TrainSettings:
-    """Packed microbatches of at most 160 tokens, a large learning rate, no weight decay."""
+    """Return settings: packed microbatches of at most 160 tokens, a large learning rate, no weight decay."""
     chosen: dict[str, Any] = {
         "hf_checkpoint": str(folder),
         "train_backend": "megatron",
         "lr": 1e-3,
         "weight_decay": 0.0,
         "adam_eps": 1e-4,  # so that gradients of pure rounding noise do not become full steps
-        "bf16": False,  # where there is a GPU, too: what is compared are formulas
+        "bf16": False,  # also with a GPU: formulas are compared
         "use_dynamic_batch_size": True,
         "max_tokens_per_gpu": 160,
     }
@@ -79,7 +79,7 @@ def backend(
     total_steps: int | None = None,
     learners: Learners = "all",
 ) -> Iterator[TrainBackend]:
-    """A started backend, and its process groups gone afterwards."""
+    """Start a backend, and remove its process groups afterwards."""
     algorithm = algorithm or AlgorithmSettings()
     made: Any = backend_class(train.train_backend)(
         train, algorithm, rollout_temperature=TEMPERATURE, total_steps=total_steps, learners=learners
@@ -92,12 +92,12 @@ def backend(
 
 
 def timeless(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics without times and memory, which are never the same twice."""
+    """Return metrics without times and memory, which are never the same twice."""
     return {name: value for name, value in metrics.items() if not name.startswith("perf/") and name != "train_seconds"}
 
 
 def gradients(made: TrainBackend) -> Iterator[tuple[str, torch.Tensor]]:
-    """The last step's gradients (float32 as the weights, after clipping) under Hugging Face names."""
+    """Return the last step's gradients (float32 as the weights, after clipping) under Hugging Face names."""
     network: Any = made.actor.network
     learning = {name: tensor.main_grad for name, tensor in network.parameters().items() if tensor.requires_grad}
     exported = network.weights.export({**network.parameters(), **learning})
@@ -105,7 +105,7 @@ def gradients(made: TrainBackend) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def by_hub_name(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """transformers' tensors as its folders name them: it holds a layer's experts in one."""
+    """Return transformers' tensors under the folders' names: transformers holds a layer's experts in one tensor."""
     found = {}
     for name, tensor in tensors.items():
         layer, fused, kind = name.partition(".experts.")
@@ -129,7 +129,7 @@ class Reference:
         self.optimizer = torch.optim.AdamW(decayed, lr=train.lr, eps=train.adam_eps)
 
     def log_probs(self, batch: TrainBatch) -> torch.Tensor:
-        """Log-probs of all response tokens [R], with gradient."""
+        """Return log-probs of all response tokens [R], with gradient."""
         parts = []
         for i in range(len(batch)):
             ids = torch.from_numpy(batch.sample_tokens(i).astype(np.int64))
@@ -138,7 +138,7 @@ class Reference:
         return torch.cat(parts)
 
     def step(self, batch: TrainBatch, old: torch.Tensor | None = None) -> dict[str, float]:
-        """One GRPO step with the policy itself as the old policy, or against the log-probs `old` [R]."""
+        """Take one GRPO step with the policy itself as the old policy, or with the old log-probs `old` [R]."""
         mask, lengths, rollouts = map(
             torch.from_numpy, (batch.loss_mask.copy(), batch.response_lengths, batch.trajectory_ids.copy())
         )

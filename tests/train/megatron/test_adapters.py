@@ -42,7 +42,7 @@ def adapted(folder: Path, **changes: Any) -> TrainSettings:
 
 
 def played(made: Any, first: int = 0) -> dict[str, Any]:
-    """Log-probs before, metrics of the steps, the adapter and, on rank 0, the weights after."""
+    """Return log-probs before, metrics of the steps, the adapter and, on rank 0, the weights after."""
     batch = make_batch()
     before = made.log_probs(batch)
     metrics = [timeless(made.train(batch, first + number)) for number in range(STEPS)]
@@ -53,7 +53,7 @@ def played(made: Any, first: int = 0) -> dict[str, Any]:
 
 def near(ours: dict[str, Any], theirs: dict[str, Any], atol: float = 1e-5) -> None:
     np.testing.assert_allclose(ours["log_probs"], theirs["log_probs"], rtol=0, atol=atol)
-    shares = {"computed_tokens_share", "copied_tokens_share"}  # what two processes compute twice
+    shares = {"computed_tokens_share", "copied_tokens_share"}  # tokens that two processes compute twice
     for one, other in zip(ours["metrics"], theirs["metrics"], strict=True):
         wanted = {name: value for name, value in other.items() if name not in shares}
         assert {name: one[name] for name in wanted} == pytest.approx(wanted, rel=atol, abs=atol)
@@ -87,7 +87,7 @@ def test_what_gets_no_adapter_is_named(tmp_path: Path) -> None:
         pass
     with pytest.raises(SettingsError, match="--optimizer muon: adapters learn by adam"):
         settings_of("--lora-rank 4 --optimizer muon --train-backend megatron")
-    with pytest.raises(SettingsError, match="--ref-update-interval: with --lora-rank the reference stays"):
+    with pytest.raises(SettingsError, match="--ref-update-interval: with --lora-rank the reference is fixed"):
         settings_of("--lora-rank 4 --use-kl-loss --ref-load other --ref-update-interval 2")
     flags = settings_of("--lora-rank 4 --train-backend megatron")
     assert not inapplicable(flags, "train")

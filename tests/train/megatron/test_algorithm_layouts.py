@@ -55,9 +55,9 @@ OF_FOUR: dict[str, dict[str, Any]] = {
     "pp2_dp2_sharded": {"pipeline_model_parallel_size": 2, "use_distributed_optimizer": True},
 }
 LAYOUTS_OWN = "tokens_share"
-"""How names of metrics end that say how a layout computes."""
+"""Suffixes of metrics that depend on how a layout computes."""
 SLICE = ("cp2",)
-"""The layout of the everyday tests; it cuts samples apart."""
+"""The layout of the everyday tests; it splits samples among ranks."""
 
 Key = tuple[str, str, int]
 
@@ -65,7 +65,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def ranks(world: int, root: str, layouts: dict[str, Any], steps: tuple[int, ...], timeout: float) -> dict[Key, Any]:
-    """What rank 0 of `world` processes measured."""
+    """Return what rank 0 of `world` processes measured."""
     first: dict[Key, Any] = run_ranks(train, world, world, root, layouts, steps, timeout=timeout)[0]
     return first
 
@@ -75,7 +75,7 @@ def algorithm(name: str) -> AlgorithmSettings:
 
 
 def chosen(root: str, name: str, steps: int, **changes: Any) -> TrainSettings:
-    """Clipped gradients and weight decay; several steps a rollout."""
+    """Return settings with clipped gradients, weight decay and several steps a rollout."""
     if name == "on_policy_distillation":
         changes["opd_teacher_load"] = f"{root}/teacher"
     changes = {"clip_grad": 0.05, "weight_decay": 0.1, "num_steps_per_rollout": steps} | changes
@@ -83,13 +83,13 @@ def chosen(root: str, name: str, steps: int, **changes: Any) -> TrainSettings:
 
 
 def rollout(number: int) -> TrainBatch:
-    """The batch of a rollout, with a second reward of another scale."""
+    """Make the batch of a rollout, with a second reward of another scale."""
     batch = make_batch(seed=number)
     return replace(batch, reward_parts=np.stack([batch.rewards, 100 * np.cos(np.arange(len(batch)))], 1))
 
 
 def train(rank: int, world: int, root: str, layouts: dict[str, Any], steps: tuple[int, ...]) -> dict[Key, Any]:
-    """Two rollouts of every algorithm in every layout."""
+    """Train two rollouts of every algorithm in every layout."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{root}/{world}-{len(layouts)}", rank=rank, world_size=world

@@ -1,4 +1,4 @@
-"""What attention over a pack costs."""
+"""The cost of attention over a pack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.train.microbatches import MicrobatchTensors
 
 
 class _Written(TorchDispatchMode):
-    """Counts the elements of all results of operations inside."""
+    """Counts the elements of all results of operations inside the block."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -30,7 +30,7 @@ class _Written(TorchDispatchMode):
 
 
 def test_the_backward_pass_of_packed_attention_grows_with_the_tokens_only(one_rank: dist.ProcessGroup) -> None:
-    """Not with tokens times sequences: as one slice a sequence each would have a gradient as large as the pack."""
+    """Not with tokens times sequences: with a slice for each sequence, each had a gradient as large as the pack."""
 
     def written(sequences: int) -> int:
         config = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=2, kv_channels=8)

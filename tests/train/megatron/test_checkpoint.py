@@ -1,4 +1,4 @@
-"""Checkpoints on one process: exact resume, interruptions, wrong models; Hugging Face folders out."""
+"""Checkpoints on one process: bit-exact resume, interruptions, wrong models; export of Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_resume_equals_uninterrupted_to_the_bit(folder: Path, tmp_path: Path, ch
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """What threads that write checkpoints wait for."""
+    """Return a gate that the threads that write checkpoints wait for."""
     opened, submit = threading.Event(), Background.submit
 
     def held(background: Background, files: WriteFiles) -> Any:
@@ -258,7 +258,7 @@ def test_optimizer_state_that_cannot_be_saved_is_our_own_error(folder: Path, tmp
 
 
 def resume_where_cuda_is(_rank: int, folder: str, bf16: bool) -> tuple[float, float]:
-    """Two lives of a run whose machine says that it has CUDA; what the CPU needs beside is put in apart."""
+    """Run two lives of a run on a machine that reports CUDA. Without CUDA, the CPU's needs are set separately."""
     cuda: Any = torch.cuda
     if not cuda.is_available():
         answer, cuda.is_available = cuda.is_available, lambda: True
@@ -290,7 +290,7 @@ CUT = {"use_distributed_optimizer": True, "tensor_model_parallel_size": 2}
 
 
 def save_both(rank: int, folder: str, port: int, second: int) -> float:
-    """Two tensor-parallel processes save their parts of the optimizer, and once more for every layout."""
+    """Save the optimizer's parts from two tensor-parallel processes, and then again for every layout."""
     where = RankInfo(rank=rank, world_size=2, local_rank=rank, master_port=port)
     with backend(settings(Path(folder) / "m", **CUT), where=where) as made:
         made.train(make_batch(), 0)
@@ -345,7 +345,7 @@ def test_written_folders_load_in_transformers(folder: Path, tmp_path: Path) -> N
 
 
 class Payload:
-    """Unpickled, it makes a file."""
+    """Unpickling it makes a file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

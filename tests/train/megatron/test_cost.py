@@ -1,4 +1,4 @@
-"""What a rollout's training cost: operations, seconds, memory, and a profile where one was asked for."""
+"""The cost of a rollout's training: operations, seconds, memory, and a profile if requested."""
 
 from __future__ import annotations
 

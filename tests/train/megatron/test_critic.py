@@ -1,4 +1,4 @@
-"""The critic on one process: against plain torch, its checkpoints, its first rollouts alone, KL in the reward."""
+"""The critic on one process: against plain torch, its checkpoints, its critic-only rollouts, KL in the reward."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def critics(made: TrainBackend) -> dict[str, torch.Tensor]:
 
 
 def with_head(folder: Path, seed: int = 3) -> Path:
-    """The same model with a value head of its own, as a reward model has one."""
+    """Make the same model with its own value head, as a reward model has."""
     weights = load_file(folder / "model.safetensors")
     head = torch.randn(1, 64, generator=torch.Generator().manual_seed(seed)) / 8
     weights["score.weight"] = head.to(weights["model.norm.weight"].dtype)
@@ -60,7 +60,7 @@ class Reference:
         self.optimizer = torch.optim.AdamW(groups, lr=self.train_settings.lr, eps=train.adam_eps)
 
     def values(self, batch: TrainBatch) -> torch.Tensor:
-        """[R]: at each token that of the position before it, 0 where masked."""
+        """Return [R]: at each token the value of the position before the token, 0 if masked."""
         parts = []
         for i in range(len(batch)):
             ids = torch.from_numpy(batch.sample_tokens(i).astype(np.int64))
@@ -231,7 +231,7 @@ def test_checkpoints_with_and_without_a_critic_are_told_apart(
         pytest.raises(CheckpointError, match="critic: a checkpoint of another model: .*hidden is 64 there and 32 here"),
     ):
         made.load(tmp_path / "with")
-    assert "incomplete / corrupted" not in caplog.text  # what megatron says of a folder that is not empty
+    assert "incomplete / corrupted" not in caplog.text  # megatron's warning about a folder that is not empty
 
 
 def test_kl_in_the_reward_reaches_the_critics_targets(folder: Path, tmp_path: Path) -> None:
@@ -247,13 +247,13 @@ def test_kl_in_the_reward_reaches_the_critics_targets(folder: Path, tmp_path: Pa
         total = 0.0
         for t in reversed(steps):
             earned = (batch.rewards[i] if t == steps[-1] else 0.0) - 0.3 * kl[t]
-            total = earned + PPO.gamma * PPO.lambd * total  # the values are all 0 yet
+            total = earned + PPO.gamma * PPO.lambd * total  # the values are still all 0
             assert found["returns"][t] == pytest.approx(total, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow
 def test_a_critic_of_its_own_process_does_what_it_does_beside_the_actor(folder: Path, tmp_path: Path) -> None:
-    """The calls that a run makes of the two sides, one after the other, and each placement resumes from the other's."""
+    """The calls that a run makes of actor and critic, in order. Each placement resumes from the other's checkpoint."""
     train, batch, later = settings(folder, num_steps_per_rollout=2), make_batch(), make_batch(seed=1)
     with backend(train, PPO) as made:
         made.train(batch, 0)

@@ -1,6 +1,6 @@
-"""What only a GPU shows: its attention kernel, bfloat16, and a run whose trainer is on it.
+"""Tests that need a GPU: its attention kernel, bfloat16, and a run whose trainer uses the GPU.
 
-All other tests of this folder train on the GPU, too, where there is one (in float32).
+All other tests of this folder train on the GPU, too, if there is one (in float32).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A teacher beside the trained model, and one whose log-probs came with the samples."""
+"""A teacher beside the trained model, and a teacher whose log-probs came with the samples."""
 
 import dataclasses
 from pathlib import Path

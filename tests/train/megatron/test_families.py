@@ -1,6 +1,6 @@
-"""Families beside the Qwens and Llama: against transformers' model, and in layouts of two processes (nightly).
+"""Families other than Qwen and Llama: against transformers' model, and in layouts of two processes (nightly).
 
-Each configuration is as the family's published ones are, tiny.
+Each configuration has the features of the family's published ones, in tiny size.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 MIXTURES = ("deepseek_v3", "moonlight", "glm4_moe_lite")
 PAIRS = [(case, name) for case in CASES for name in LAYOUTS]
 for mixture in MIXTURES:
-    PAIRS.remove((mixture, "tp2"))  # with experts tensor parallelism needs that of sequences
+    PAIRS.remove((mixture, "tp2"))  # with experts, tensor parallelism needs sequence parallelism
 PAIRS = [(case, name) for case, name in PAIRS if name != "ep2" or case in MIXTURES]
 
 
@@ -61,7 +61,7 @@ def make(folder: Path, case: str) -> Path:
 
 @pytest.mark.parametrize("case", nightly(CASES, ("deepseek_v3",)))
 def test_log_probs_gradients_and_names_are_those_of_transformers(tmp_path: Path, case: str) -> None:
-    """And the pack of shared prefixes is that of whole samples."""
+    """The pack of shared prefixes gives the same numbers as that of whole samples."""
     folder, batch, algorithm = make(tmp_path, case), make_batch(groups=6), AlgorithmSettings()
     train = settings(folder, clip_grad=0.0, max_tokens_per_gpu=200)
     reference, stored = Reference(folder, train, algorithm), HFFolder(folder)
@@ -136,7 +136,7 @@ RESUMED = (("glm4", "tp2"), ("dense deepseek_v3", "pp2"), ("moonlight", "tp2_sp"
 
 
 def gone_on(rank: int, root: str) -> dict[str, float]:
-    """Each case's checkpoint of one process after a step, taken on for a step in two, and written."""
+    """Resume each case's one-process checkpoint for a step in two processes, and save it."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{root}/meet", rank=rank, world_size=2)
     norms = {}
@@ -179,7 +179,7 @@ def test_a_family_that_is_anothers_is_read_as_that(model_type: str, like: Arch, 
 
 
 def test_what_latent_attention_costs(tmp_path: Path) -> None:
-    """The matrices that a token meets, counted in the model itself."""
+    """The matrices that a token is multiplied with, counted in the model itself."""
     for rank in (24, None):
         tied = rank is None
         changes: dict[str, Any] = {"q_lora_rank": rank, "tie_word_embeddings": tied}

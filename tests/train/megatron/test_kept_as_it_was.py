@@ -1,4 +1,4 @@
-"""What does not learn, or not for long: frozen parameters, a reference that follows, an optimizer that forgets."""
+"""State that does not learn, or not for long: frozen parameters, a reference that is updated, a reset optimizer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.train.megatron.helpers import PPO, REPEATABLE, backend, make_batch, s
 
 KL = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1)
 ROWS = "layers.1.mlp", "embed"
-"""Patterns of Hugging Face's names."""
+"""Patterns of Hugging Face names."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def exported(made: TrainBackend) -> dict[str, torch.Tensor]:
 
 
 def moved(train: TrainSettings) -> set[str]:
-    """The tensors that a step changes."""
+    """Return the tensors that a step changes."""
     with backend(train) as made:
         before = exported(made)
         made.train(make_batch(groups=1), 0)
@@ -141,7 +141,7 @@ def test_the_reference_follows_at_its_interval_and_over_a_resume(folder: Path, t
         made.load(tmp_path / "again")
         np.testing.assert_array_equal(made.log_probs(batch, "ref"), followed)
         made.load(tmp_path / "one")
-    with backend(settings(folder)) as made:  # nobody asks for one
+    with backend(settings(folder)) as made:  # no loss uses one
         made.load(tmp_path / "three")
 
 

@@ -1,4 +1,4 @@
-"""Attention in blocks over packed trees against one dense softmax a sequence; values and gradients."""
+"""Attention in blocks over packed trees against one dense softmax for each sequence; values and gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KERNELS: dict[str, Kernel] = {"plain": Plain(), "flash": FlashOnCpu()}
 def inputs(
     tokens: int, seed: int, dtype: torch.dtype = torch.float64, value_dim: int = DIM
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries, keys, values, and a gradient of the outputs."""
+    """Make queries, keys, values, and a gradient of the outputs."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [(tokens, HEADS, DIM), (tokens, GROUPS, DIM), (tokens, GROUPS, value_dim), (tokens, HEADS, value_dim)]
     q, k, v, grad = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
@@ -39,14 +39,14 @@ def leaves_of(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Softmax attention where query i sees key j if `seen[i, j]`."""
+    """Return softmax attention in which query i attends to key j if `seen[i, j]`."""
     k, v = (x.repeat_interleave(HEADS // GROUPS, 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * SCALE
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
 
 
 def seen_by(tree: Tree, laid: PackedLayout) -> Tensor:
-    """Which global places each real token's query sees, by the paths of the tree; padding sees itself."""
+    """Return the global positions that each real token attends to, by the tree's paths; padding attends to itself."""
     seen = torch.eye(laid.total, dtype=torch.bool)
     for path in tree.paths:
         places = np.concatenate([np.arange(laid.starts[n], laid.starts[n] + len(tree.nodes[n])) for n in path])
@@ -115,7 +115,7 @@ def test_merged_halves_are_the_whole() -> None:
     out, lse = merge(a, a_lse, b, b_lse)
     _, want, want_lse = next(iter(Plain().forward(q, k, v, AttentionBlocks(((0, 12, 0, 12),)), SCALE)))
     torch.testing.assert_close((out, lse), (want, want_lse))
-    # A set of keys that is far less likely changes nothing, and nothing overflows.
+    # Keys with a far lower score change nothing, and nothing overflows.
     out, _ = merge(a, a_lse + 1e4, b, b_lse - 1e4)
     assert torch.equal(out, a)
 
@@ -144,7 +144,7 @@ def test_the_plain_kernel_in_chunks_is_the_plain_kernel(monkeypatch: pytest.Monk
 
 
 def test_the_same_key_in_several_blocks_gathers_all_its_gradients() -> None:
-    """As one launch computes a whole part: queries and keys as indices."""
+    """One launch computes a whole part like this: queries and keys as indices."""
 
     class Gathered(Plain):
         def backward(self, *args: Any) -> Any:

@@ -36,7 +36,7 @@ SEQUENCES = AlgorithmSettings(
     use_opsm=True,
     opsm_delta=3.7,
 )
-"""Its loss sees whole samples, which context parallelism cuts apart."""
+"""Its loss needs whole samples, which context parallelism splits."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_model_parallel_size": 2},
     "tp2_sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
@@ -47,9 +47,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2_bf16": {"tensor_model_parallel_size": 2, "bf16": True},
 }
 TIED = ("tp2", "pp2", "dp2_sharded")
-"""Layouts that are also run with tied embeddings, which these treat in different ways."""
+"""Layouts that are also run with tied embeddings, which these layouts handle in different ways."""
 CRITICS = ("tp2_sp", "pp2", "dp2_sharded")
-"""Layouts of PPO with its critic, whose embeddings would be tied in the actor; the others are in `test_critic_layouts`."""
+"""Layouts of PPO with its critic, in which the actor's embeddings are tied; others are in `test_critic_layouts`."""
 EXACT = [name for name in LAYOUTS if "bf16" not in name]
 TIES = {"tied": True, "untied": False}
 CASES = [(name, "untied") for name in EXACT] + [(name, "tied") for name in TIED]
@@ -60,7 +60,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def saved_by_one(name: str) -> str:
-    """The checkpoint written by one process with the optimizer of layout `name`."""
+    """Return the name of the one-process checkpoint with the optimizer of layout `name`."""
     return "single_sharded" if name == "dp2_sharded" else "single"
 
 
@@ -70,7 +70,7 @@ def train_steps(made: Any, first: int, steps: int = STEPS) -> list[dict[str, flo
 
 
 def everything(made: Any) -> dict[str, Any]:
-    """Log-probs before, metrics of the steps (the last on one sample alone), weights after (on rank 0)."""
+    """Return log-probs before, metrics of the steps (the last on one sample alone), weights after (on rank 0)."""
     log_probs, metrics = made.log_probs(make_batch()), train_steps(made, 0)
     return {
         "log_probs": log_probs,
@@ -81,12 +81,12 @@ def everything(made: Any) -> dict[str, Any]:
 
 
 def whole_samples(root: str | Path, **changes: Any) -> TrainSettings:
-    """Two steps a rollout, so that ratios differ from 1 and are taken against log-probs of a pass of their own."""
+    """Take two steps a rollout, so that ratios differ from 1 and old log-probs come from a separate pass."""
     return settings(Path(root) / "untied", num_steps_per_rollout=2, **changes)
 
 
 def actor_and_critic(made: Any) -> dict[str, Any]:
-    """Metrics of steps, with a step at which the critic is no longer 0, and values and both models after them."""
+    """Return metrics of steps, including one with a nonzero critic, then values and both models."""
     metrics = train_steps(made, 0)
     critic = {name: tensor.float().cpu().numpy().copy() for name, tensor in made.critic.network.export()}
     weights = {name: tensor.float().cpu().numpy().copy() for name, tensor in made.export_weights()}
@@ -94,13 +94,13 @@ def actor_and_critic(made: Any) -> dict[str, Any]:
 
 
 def with_critic(root: str | Path, **changes: Any) -> TrainSettings:
-    """Two steps a rollout, clipping, weight decay, and tied embeddings."""
+    """Return settings: two steps a rollout, clipping, weight decay, and tied embeddings."""
     common = {"num_steps_per_rollout": 2, "weight_decay": 0.1, "clip_grad": 0.5, "critic_lr": 2e-3}
     return settings(Path(root) / "tied", **common, **changes)
 
 
 def check_critics(want: dict[str, Any], got: dict[str, Any]) -> None:
-    """Same numbers, as near as rounding allows."""
+    """Check that numbers are equal up to rounding."""
     for ours, theirs in zip(got["metrics"], want["metrics"], strict=True):
         assert ours.keys() == theirs.keys()
         for key in (
@@ -120,7 +120,7 @@ def check_critics(want: dict[str, Any], got: dict[str, Any]) -> None:
 
 
 def in_two_processes(rank: int, root: str, names: Set[str]) -> dict[str, Any]:
-    """Every tie of the layouts `names`; and checkpoints: written by one process and read here, written here."""
+    """Run each tie of the layouts `names`, with checkpoints: written by one process and read here, and written here."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{root}/meet", rank=rank, world_size=2)
     out: dict[str, Any] = {}
@@ -181,7 +181,7 @@ def single(root: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def double(request: pytest.FixtureRequest, root: Path, single: dict[str, Any]) -> list[dict[str, Any]]:
-    """What two processes found for the layouts that this session tests."""
+    """Return the results of two processes for the layouts that this session tests."""
     tests = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
     names = {str(test.callspec.params["name"]) for test in tests if "name" in test.fixturenames}
     return run_ranks(in_two_processes, 2, str(root), names)

@@ -1,4 +1,4 @@
-"""Four processes in combined layouts: tied weights over pipeline stages, and a vocabulary that TP does not divide."""
+"""Four processes in combined layouts: tied weights over pipeline stages, and a vocabulary not divisible by TP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer's memory while engines generate: it leaves the process, and training goes on as if it had not."""
+"""The trainer's memory while engines generate: it leaves the process, and training continues unaffected."""
 
 import tempfile
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import PPO, backend, make_batch, settings, timeless
 
 STATE = 4
-"""Copies of the weights: they, their gradients, and two moments of Adam."""
+"""Memory in copies of the weights: the weights, their gradients, and two moments of Adam."""
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_training_goes_on_bit_for_bit(tmp_path: Path, changes: dict[str, Any], a
             found.append((log, {name: tensor.clone() for name, tensor in made.export_weights()}))
     (log, weights), (again, later) = found
     if torch.cuda.is_available():
-        return  # sums of its kernels are not the same twice
+        return  # sums of its kernels are not reproducible
     assert again == log
     assert [name for name, tensor in weights.items() if not torch.equal(tensor, later[name])] == []
 

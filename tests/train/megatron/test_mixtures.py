@@ -1,4 +1,4 @@
-"""Mixtures of experts over several processes: the numbers and weights of one, and checkpoints across layouts."""
+"""Mixtures of experts over several processes: equal to one process, and checkpoints across layouts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def train(made: Any, first: int, steps: int) -> list[tuple[float, float]]:
 
 
 def everything(made: Any, saved: str) -> dict[str, Any]:
-    """Log-probs, metrics of steps, weights after them; a checkpoint, and a step after it."""
+    """Return log-probs, metrics of steps, weights after them; save a checkpoint, and take a step after it."""
     log_probs, metrics = made.log_probs(make_batch()), train(made, 0, STEPS)
     weights = {name: tensor.cpu().numpy().copy() for name, tensor in made.export_weights()}
     staged = {name: tensor.cpu().numpy().copy() for name, tensor in made.actor.network.export(by_stage=True)}
@@ -74,7 +74,7 @@ def in_processes(rank: int, world: int, root: str, names: list[str]) -> dict[str
 
 
 def check(root: Path, arch: Arch, names: list[str]) -> None:
-    """Every layout against one process; and each one's checkpoint goes on in the other."""
+    """Check every layout against one process, and that each one's checkpoint resumes in the other."""
     folder = make_tiny_model(root / "model", arch, tie_word_embeddings=False)
     alone, sharded = (settings(folder, clip_grad=0.5, **more) for more in ({}, SHARDED))
     for one in (sharded, alone) if any("sharded" in name for name in names) else (alone,):

@@ -1,4 +1,4 @@
-"""The parts that need no training: log-probs, packing, rope, families, the weight group."""
+"""Parts that need no training: log-probs, packing, RoPE, families, the weight group."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def test_banned_tokens_count_nothing(one_rank: dist.ProcessGroup) -> None:
 
 
 SETS = [[3, 0, 7], [], [5], list(range(11)), [10, 4], [2, 9, 8, 6], [1, 0, 5, 10, 3]]
-"""What seven rows of eleven tokens were sampled from; the second from everything."""
+"""The sampling support of seven rows of eleven tokens; the second row is not truncated."""
 
 
 def truncated_rows(rank: int = 0, ranks: int = 1, padding: int = 0) -> tuple[torch.Tensor, ...]:
-    """Log-probs, entropies and the gradient of a sum of both over this rank's columns of logits."""
+    """Return log-probs, entropies and the gradient of a sum of both over this rank's columns of logits."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(7, 14, generator=generator)[:, : 11 + padding]
     weights = torch.randn(2, 7, generator=generator)
@@ -239,7 +239,7 @@ def test_every_rope_of_transformers_is_the_models(tmp_path: Path, kind: str) -> 
     ],
 )  # fmt: skip
 def test_samples_beyond_where_length_matters_are_refused(tmp_path: Path, arch: Arch, changes: Any, why: str) -> None:
-    """Longer than a window, or than frequencies that change with the length; up to there the model is the same."""
+    """Longer than a window, or than the length at which frequencies change. Up to there the model is the same."""
     config = HFFolder(make_tiny_model(tmp_path / "m", arch, **changes)).config
     family_of(config)
     with backend(settings(tmp_path / "m")) as made:
@@ -325,7 +325,7 @@ READ = set(
         "rope_interleave",
     ]
 )
-"""Keys that the tables express, or that are refused where they say otherwise."""
+"""Keys that the tables express, or that are refused if they contradict the tables."""
 WITHOUT_EFFECT = {
     "_attn_implementation": "how, not what",
     "initializer_range": "of weights that are loaded",
@@ -353,12 +353,12 @@ def test_the_crossover_is_where_attention_costs_as_much_as_the_matrices() -> Non
 
 
 def attention_operations(tokens: int) -> int:
-    """Of 4 layers with 8 channels: two products of 2 n^2 operations a channel, halved because attention is causal."""
+    """Count for 4 layers with 8 channels: two products of 2 n^2 operations a channel, halved because of causality."""
     return 4 * 8 * 2 * tokens**2
 
 
 def send_or_receive(rank: int, folder: str, port: int, kind: str) -> dict[str, NDArray[np.float32]]:
-    """Rank 0 is a trainer of one process; rank 1 stands where an engine would, and returns what it received."""
+    """Rank 0 is a trainer of one process. Rank 1 takes the place of an engine, and returns what it received."""
     told = [TensorSpec(*spec) for spec in json.loads((Path(folder) / "specs.json").read_text())]
     cut = buckets(told, 100_000)
     assert 2 < len(cut) < len(told)
@@ -395,7 +395,7 @@ def test_an_engine_in_the_weight_group_receives_every_tensor(tmp_path: Path, kin
 
 
 def sent_by_stages(rank: int, folder: str, port: int, meeting: int) -> dict[str, NDArray[np.float32]]:
-    """Ranks 0 and 1 are the stages of a pipeline; rank 2 stands where an engine would, in a group with each of them."""
+    """Ranks 0 and 1 are pipeline stages. Rank 2 takes the place of an engine, in a group with each of them."""
     groups = [(f"stage_{sender}", port + sender) for sender in range(2)]
     if rank < 2:
         where = RankInfo(rank, 2, rank, "127.0.0.1", meeting)

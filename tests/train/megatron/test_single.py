@@ -261,7 +261,7 @@ def without_gradient(view: TokenView, settings: AlgorithmSettings) -> TokenLoss:
 
 
 def steep(view: TokenView, settings: AlgorithmSettings) -> TokenLoss:
-    """Finite, with a gradient that is not."""
+    """Return a finite value whose gradient is not finite."""
     return TokenLoss((0 * view.log_probs).sqrt() - view.log_probs, {})
 
 
@@ -279,7 +279,7 @@ def test_a_loss_of_ones_own_that_cannot_be_trained_on_is_named_and_leaves_the_we
 
 
 def test_statistics_are_means_whatever_the_weights_scale(folder: Path) -> None:
-    """By a constant denominator the loss and its gradient shrink, and clipped tokens do not become fewer."""
+    """With a constant denominator the loss and its gradient shrink, but the share of clipped tokens does not."""
     found = {}
     for name, changes in {"live": {}, "constant": {"loss_denominator": "constant", "loss_max_length": 1000}}.items():
         algorithm = AlgorithmSettings(calculate_per_token_loss=name == "live", **changes)

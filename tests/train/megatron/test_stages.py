@@ -1,4 +1,4 @@
-"""Pipeline stages of unequal size: the numbers of one process, and a checkpoint that keeps to its stages."""
+"""Pipeline stages of unequal size: the numbers of one process, and a checkpoint for the same stages only."""
 
 from __future__ import annotations
 

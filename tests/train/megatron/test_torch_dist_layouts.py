@@ -1,4 +1,4 @@
-"""Checkpoints that two processes of megatron wrote become the folder that they came from, whatever the layout."""
+"""Checkpoints that two megatron processes wrote convert back to the original folder, in any layout."""
 
 from __future__ import annotations
 
