@@ -149,7 +149,7 @@ WORLDS = {
 """Scripts that pass if an outside service exists; a server and functions replace it here."""
 UNTRAINED = {
     "rollout_buffer_example": "--rollout-buffer-url: there is no server of trajectories",
-    "run-glm4.7-30B-A3B": "8 trainer processes are no multiple of expert 8 x expert tensor 1 x pipeline 2 = 16 parts",
+    "run-glm4.7-30B-A3B": "8 trainer processes are no multiple of expert 8 x expert tensor 1 x pipeline 2 = 16",
     "run-glm4.7-30B-A3B-delta": "--pipeline-model-parallel-size 2 does not divide the model's 47 layers",
     "run-glm5-744B-A40B": "--allgather-cp: models with linear or sparse attention are not trained here",
     "run-glm5.2-744B-A40B": "--allgather-cp: models with linear or sparse attention are not trained here",

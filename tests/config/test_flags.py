@@ -19,7 +19,7 @@ def message(line: str) -> str:
     return str(caught.value)
 
 
-def test_every_field_of_every_room_has_one_flag_with_help() -> None:
+def test_every_field_of_every_section_has_one_flag_with_help() -> None:
     names = [name for model in SECTIONS.values() for name in model.model_fields]
     assert sorted(names) == sorted(all_fields())
     for field in all_fields().values():

@@ -177,9 +177,7 @@ def test_answers_that_do_not_fit(data: Path, monkeypatch: pytest.MonkeyPatch, an
 
 
 @pytest.mark.parametrize("single", [True, False])
-def test_samples_of_wrong_types_are_refused_at_the_door(
-    data: Path, monkeypatch: pytest.MonkeyPatch, single: bool
-) -> None:
+def test_samples_of_wrong_types_are_refused_at_once(data: Path, monkeypatch: pytest.MonkeyPatch, single: bool) -> None:
     wrong: Any = Sample(prompt="x", metadata=None)  # type: ignore[arg-type]
     monkeypatch.setattr(FromArgs, "get_samples", lambda self, n: [wrong if single else [wrong, wrong]])
     source = source_of(make_args(data, data_source_path=f"{__name__}:FromArgs"))

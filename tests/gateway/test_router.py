@@ -116,7 +116,7 @@ class Counting:
 """
 
 
-async def test_middleware_of_ones_own_stands_before_it(tiny_model: Path, tmp_path: Path) -> None:
+async def test_user_middleware_runs_before_the_router(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(MIDDLEWARE)
     settings = SETTINGS.model_copy(update={"router_middleware_paths": (f"{tmp_path}/own.py:Counting",)})
     async with routed(tiny_model, settings) as (client, _):

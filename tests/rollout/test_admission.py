@@ -357,7 +357,7 @@ def test_staleness_1_delays_no_group(eager: Callable[..., tuple[float, list[int]
 
 @settings(max_examples=examples(1), deadline=None)
 @given(runs(), st.lists(st.floats(0, 1000), min_size=1), st.floats(0, 1000))
-def test_whatever_groups_and_training_take_batches_get_filled(run: Run, seconds: list[float], training: float) -> None:
+def test_batches_are_filled_whatever_the_durations(run: Run, seconds: list[float], training: float) -> None:
     a = run.admission
     a.size, a.surplus = 1, 0
     _, ages = timed(a, lambda number: seconds[number % len(seconds)], training, a.steps or 0, run.interval)

@@ -176,7 +176,7 @@ async def test_a_cancelled_batch_leaves_nothing_leased(chat: Chat, native: bool)
     assert len(groups) == 3
 
 
-async def test_a_runner_that_is_left_in_the_middle_gives_back_what_it_plays(chat: Chat) -> None:
+async def test_a_runner_that_is_closed_early_releases_its_groups(chat: Chat) -> None:
     store = Store()
     loop, engine = build(chat, [lambda: anyio.sleep_forever()], store=store)
     async with anyio.create_task_group() as outside, loop.running() as runner:

@@ -201,7 +201,7 @@ def test_a_teardown_that_fails_is_said_and_the_model_is_there(kit: RunKit) -> No
         ({"update_weight_mode": "broadcast"}, "sends weights by disk"),
     ],
 )
-def test_what_one_process_cannot_be_is_refused(changes: dict[str, object], said: str, tmp_path: Path) -> None:
+def test_settings_for_several_processes_are_refused(changes: dict[str, object], said: str, tmp_path: Path) -> None:
     enough = {"hf_checkpoint": str(tmp_path), "data_source_path": "source.py:Source", "backend": "local"}
     with pytest.raises(SettingsError, match=said):
         RunSettings.from_flat({**enough, **changes}).check_complete("train")
