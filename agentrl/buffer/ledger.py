@@ -36,6 +36,8 @@ from agentrl.sample import Sample
 
 SUCCESS = 0.5  # least reward of a successful trajectory
 
+_OTHER = "weights of an earlier process"
+
 PlaceOf = Callable[[int], tuple[int, int | None] | None]
 """Number of a new group -> its epoch and prompt row, or None after the end of the data. The row is None if the caller has
 the prompt."""
@@ -308,8 +310,7 @@ class Ledger(LedgerFile):
             remade = self._each(db, late.format("NOT IN"), (covered,), State.WAITING, "samples pruned")
             if remade:
                 # From step `first` on, the weights differ from the weights that the earlier process trained.
-                later, why = "state='completed' AND version>?", "weights of an earlier process"
-                remade += self._each(db, later, (first,), State.WAITING, why)
+                remade += self._each(db, "state='completed' AND version>?", (first,), State.WAITING, _OTHER)
                 db.execute("UPDATE groups SET train_step=NULL WHERE state='completed' AND train_step>?", (first,))
                 forget(db, remade, starts=False)
             self._each(db, "state='leased'", (), State.WAITING, "the run stopped")
@@ -318,8 +319,10 @@ class Ledger(LedgerFile):
                 (before,) = db.execute(
                     "SELECT coalesce(max(value), ?) FROM meta WHERE key='batch'", (batch,)
                 ).fetchone()
-                if int(before) != batch:
-                    db.execute("UPDATE groups SET train_step=NULL WHERE state='completed' AND train_step>?", (covered,))
+                if int(before) != batch:  # from the next step on, the weights differ too
+                    later = self._each(db, "state='completed' AND version>?", (covered + 1,), State.WAITING, _OTHER)
+                    forget(db, later, starts=False)
+                    db.execute("UPDATE groups SET train_step=NULL WHERE state!='trained' AND train_step>?", (covered,))
                 db.execute("INSERT OR REPLACE INTO meta VALUES ('batch', ?)", (batch,))
             write_checkpoint(db, covered)
         self._recovered = True

@@ -9,9 +9,9 @@ import anyio
 
 from agentrl.chat import Chat
 from agentrl.check.findings import wrong_ids
+from agentrl.check.harness import context_room
 from agentrl.check.policy import Policy
 from agentrl.config import RunSettings
-from agentrl.config.model_info import read_model_info
 from agentrl.engine.wire import SamplingParams
 from agentrl.envs import AgentEnvironment, Environment, EnvSpec
 from agentrl.errors import AgentRLError
@@ -66,8 +66,8 @@ async def play_session(
     settings: RunSettings, chat: Chat, entry: EnvSpec, sample: Sample, policy: Policy
 ) -> PlayedSession:
     """Have an agent play one sample's prompt against a policy, and compare ids and masks with the policy's."""
-    model, played, began = read_model_info(settings.train.hf_checkpoint), PlayedSession(), time.monotonic()
-    room = settings.rollout.rollout_max_context_len or (model.context_length if model else None) or _ROOM
+    played, began = PlayedSession(), time.monotonic()
+    room = context_room(settings.rollout, settings.train.hf_checkpoint, _ROOM)
     gateway = Gateway(chat, policy, context_length=room)
     async with set_up([entry], settings.cluster.start_timeout), gateway.serving():
         env = entry.make()

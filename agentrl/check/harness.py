@@ -33,7 +33,7 @@ from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.functions import RewardFunction
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import UNGRADED, Grader
-from agentrl.rollout.settings import FailureAction
+from agentrl.rollout.settings import FailureAction, RolloutSettings
 from agentrl.run.environments import set_up
 from agentrl.run.preflight import FirstRows, Plugins, check_graded
 from agentrl.sample import Sample
@@ -123,8 +123,7 @@ class Harness:
         lengths = [f"max_{what}_len" for what in ("prompt", "context") if evaluation]
         own = {f"rollout_{n}": most for n in lengths if (most := getattr(rollout, f"eval_{n}")) is not None}
         rollout = rollout.model_copy(update={"failure_policy": kept, **own})
-        model = read_model_info(self.settings.train.hf_checkpoint)
-        room = rollout.rollout_max_context_len or (model.context_length if model else None) or _ROOM
+        room = context_room(rollout, self.settings.train.hf_checkpoint, _ROOM)
         context = RolloutContext(rollout, self.settings.args, self.chat, policy, room, self.plugins.environments)
         return GroupPlayer(context, replace(self.grader, settings=rollout), self.plugins.generate)
 
@@ -172,6 +171,13 @@ class Harness:
 
 
 _INVENTED = Sample(prompt=[{"role": "user", "content": "What is 40 plus 2?"}], label="42")
+
+
+def context_room(rollout: RolloutSettings, checkpoint: str | None, otherwise: int) -> int:
+    """Return the context length, less than the model's by one as in a run. `otherwise`: if the model does not give it."""
+    model = read_model_info(checkpoint)
+    most = (model.context_length if model and model.context_length else otherwise) - 1
+    return min(rollout.rollout_max_context_len or most, most)
 
 
 def first_rows(settings: RunSettings, most: int | None = None) -> tuple[list[Sample], bool]:

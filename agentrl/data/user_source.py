@@ -7,10 +7,11 @@
 import copy
 import inspect
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from agentrl.data.prompts import Look, PromptRow, open_prompts
@@ -88,7 +89,9 @@ class SourceAdapter:
         self.choice: Choice | None = None if chosen is None else partial(take_from_buffer, chosen, args)
         if isinstance(source, RolloutDataSource):
             self.choice = source.choice
-        self._name, self._seconds = type(source).__name__, float(args.env_timeout)
+        self._name, self._calls = type(source).__name__, SimpleQueue[tuple[Future[Any], Callable[[], Any]]]()
+        self._thread: threading.Thread | None = None
+        self._limit, self._later = ("--start-timeout", args.start_timeout), ("--env-timeout", args.env_timeout)
         _check_methods(source, self._name)
 
     def get_samples(self, num_groups: int) -> list[Group]:
@@ -130,21 +133,27 @@ class SourceAdapter:
             self._call(method, *values)
 
     def _call(self, method: str, *values: Any) -> Any:
-        """Call a method in a daemon thread, so that a call that hangs does not keep the run from ending. Raises PluginError:
-        the method raised, or took longer than `env_timeout`."""
+        """Call a method in the source's daemon thread, so that a call that hangs does not keep the run from ending. Raises
+        PluginError: the method raised, or took longer than `env_timeout` (the first call: `start_timeout`)."""
         done, what = Future[Any](), f"{self._name}.{method}"
-
-        def work() -> None:
-            try:
-                done.set_result(getattr(self.source, method)(*values))
-            except BaseException as error:  # noqa: BLE001 - raised again by the caller
-                done.set_exception(error)
-
-        threading.Thread(target=work, name="agentrl-data-source", daemon=True).start()
-        if not wait((done,), self._seconds).done:
-            raise PluginError(f"{what} did not return within --env-timeout, {self._seconds:g} s")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="agentrl-data-source", daemon=True)
+            self._thread.start()
+        self._calls.put((done, partial(getattr(self.source, method), *values)))
+        flag, seconds = self._limit
+        if not wait((done,), seconds).done:
+            raise PluginError(f"{what} did not return within {flag}, {seconds:g} s")
+        self._limit = self._later
         with user_code(what):
             return done.result()
+
+    def _work(self) -> None:
+        while True:
+            done, call = self._calls.get()
+            try:
+                done.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - raised again by the caller
+                done.set_exception(error)
 
     def __len__(self) -> int:
         return len(self.source) if hasattr(self.source, "__len__") else 0

@@ -169,7 +169,7 @@ class HostedModel:
             backoff, left = min(2 * backoff, MAX_BACKOFF), left - 1
 
     def _read(self, reply: Reply) -> HostedTurn:
-        if self._key and len(self._key) >= _MIN_KEY_LENGTH:
+        if self._key and (len(self._key) >= _MIN_KEY_LENGTH or reply.status != 200):
             reply = reply._replace(body=reply.body.replace(self._key.encode(), SECRET.encode()))
         if reply.status != 200:
             raise self._refusal(reply)

@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -34,7 +34,7 @@ from agentrl.errors import EngineFailure, EngineRejected, EngineUnreachable
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"  # header by which SGLang's routers keep a session on one worker
 
 MAX_BACKOFF = 10.0
-_ABORT_AGAIN, _MAX_ABORTS = 1.0, 10
+_ABORT_AGAIN, _MAX_ABORTS = 1.0, 3
 # Kinds of failures that a retry would repeat.
 _FINAL = frozenset({"versions_unknown", "no_sampling_mask", "no_routed_experts", "other_prompt"})
 _UNSENT = Reply(0, b"")
@@ -151,11 +151,12 @@ class Requests:
         """End a call. `generate` then returns the tokens so far."""
         call = self.live[name]
         call.aborted = True
-        for _ in range(_MAX_ABORTS):
+        for again in range(_MAX_ABORTS):
             if call.member is None:
                 call.waiting.cancel()
                 return
-            await call.member.abort(call.rid)
+            with suppress(EngineFailure) if again else nullcontext():
+                await call.member.abort(call.rid)
             with anyio.move_on_after(_ABORT_AGAIN):  # then the request may have reached its engine after the abort
                 await call.ended.wait()
 

@@ -113,7 +113,7 @@ def _folders(program: str) -> tuple[str, ...]:
 
 def _package(program: Path) -> Path:
     roots = (folder for folder in program.parents if folder.name == "node_modules" or (folder / "pyvenv.cfg").exists())
-    return next(roots, program if Path.home().is_relative_to(program.parent) else program.parent)
+    return next(roots, program if Path(os.path.expanduser("~")).is_relative_to(program.parent) else program.parent)
 
 
 def command_environment(command: str, sandbox: str, readable: tuple[str, ...]) -> type[CommandEnvironment]:

@@ -262,7 +262,7 @@ class LedgerRollouts(Rollouts):
         rollout = await self._coordinator.batch(step) if played is None else Rollout(played, RolloutStats(), True)
         groups, stats = rollout.groups, rollout.stats
         stats = stats if stats.seconds else replace(stats, seconds=time.monotonic() - began)
-        await to_thread.run_sync(hooks.finished, groups, self._queue.source)
+        await to_thread.run_sync(hooks.finished, groups, getattr(self._queue.source, "source", self._queue.source))
         await to_thread.run_sync(self._store, step, groups)
         if groups and (template := self._settings.observability.save_debug_rollout_data):
             await to_thread.run_sync(save_rollout, template, step, groups)

@@ -124,7 +124,10 @@ class Sandbox:
                     process = zygote.spawn(self.limits, session=session)
                     break
                 except BlockingIOError:  # many are being started
-                    await anyio.wait_writable(zygote.control)
+                    try:
+                        await anyio.wait_writable(zygote.control)
+                    except anyio.ClosedResourceError:
+                        zygote = await self._alive()
         return await process.ready()
 
     def _refill(self) -> None:
@@ -143,7 +146,7 @@ class Sandbox:
             if (zygote := self._running()).alive:
                 return zygote
             self._close_waiting()
-            await anyio.to_thread.run_sync(zygote.close)
+            await _close(zygote)
             try:
                 self._zygote = await self._start(zygote.backend)
             except (SandboxUnavailable, NeverBegun, OSError) as error:  # the next call tries again
@@ -175,7 +178,7 @@ class Sandbox:
                 await check_confined(partial(self._trial_run, zygote))
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(zygote.close)
+                await _close(zygote)
             raise
         return zygote
 
@@ -192,12 +195,17 @@ class Sandbox:
         self._close_waiting()
         if self._zygote is not None:
             zygote, self._zygote = self._zygote, None
-            await anyio.to_thread.run_sync(zygote.close)
+            await _close(zygote)
 
     def _running(self) -> Zygote:
         if self._zygote is None:
             raise SandboxUnavailable("the sandbox is not open: use it inside `async with Sandbox(...) as box`")
         return self._zygote
+
+
+async def _close(zygote: Zygote) -> None:
+    anyio.notify_closing(zygote.control)  # wakes calls that wait to write to it
+    await anyio.to_thread.run_sync(zygote.close)
 
 
 class SandboxSession(AbstractAsyncContextManager["SandboxSession"]):

@@ -200,5 +200,5 @@ async def _kill(process: Process, stop: Callable[[Process], Coroutine[Any, Any, 
 
 
 def _kill_group(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -22,7 +22,9 @@ from agentrl.sample import Sample, Status
 def make_args(prompt_data: Path | str | None = None, **changes: Any) -> SimpleNamespace:
     """Make the flat settings that user code and sources get."""
     flat = DataSettings(prompt_data=None if prompt_data is None else str(prompt_data)).model_dump()
-    return SimpleNamespace(**{**flat, "n_samples_per_prompt": 2, "rollout_seed": 7, "env_timeout": 60.0, **changes})
+    return SimpleNamespace(
+        **{**flat, "n_samples_per_prompt": 2, "rollout_seed": 7, "env_timeout": 60.0, "start_timeout": 60.0, **changes}
+    )
 
 
 def source_of(args: SimpleNamespace) -> DataSource:

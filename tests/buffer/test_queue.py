@@ -94,6 +94,19 @@ def test_a_resume_with_another_batch_size_assigns_the_groups_anew(
             assert [group[0].group_index for group in queue.next_batch(batch, step)] == expected
 
 
+def test_a_resume_with_another_batch_size_generates_groups_of_later_versions_again(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        queue = queue_of(tmp_path, ledger, batch=2)
+        for step in range(3):
+            for group in queue.lease(2, step):
+                queue.complete(group[0].group_index or 0, finished(group[0].group_index or 0))
+            queue.trained([group[0].group_index or 0 for group in queue.next_batch(2, step)], step)
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        queue = queue_of(tmp_path, ledger, batch=3)
+        assert numbers(queue.next_batch(3, 0)) == [0, 1]
+        assert numbers(queue.lease(4, 0)) == [2, 3, 4, 5]
+
+
 def test_changed_data_is_refused_on_resume(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l.sqlite") as ledger:
         queue_of(tmp_path, ledger).lease(1, 0)

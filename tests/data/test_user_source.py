@@ -195,8 +195,8 @@ def test_a_source_that_raises_is_named_with_the_line(data: Path) -> None:
 
 
 def test_a_source_that_hangs_is_named(data: Path) -> None:
-    with pytest.raises(PluginError, match=r"Hangs.get_samples did not return within --env-timeout, 0\.05 s"):
-        named(data, "Hangs", env_timeout=0.05).get_samples(1)
+    with pytest.raises(PluginError, match=r"Hangs.get_samples did not return within --start-timeout, 0\.05 s"):
+        named(data, "Hangs", start_timeout=0.05).get_samples(1)
 
 
 def test_a_subclass_with_its_own_draw_is_checked_like_any_other(data: Path) -> None:
