@@ -85,7 +85,7 @@ def test_what_would_not_come_back_is_refused(value: Any, message: str) -> None:
 
 
 def test_a_long_integer_beside_a_tuple_and_a_numpy_value_is_stored() -> None:
-    sample = Sample(label=2**70, metadata={"move": (1, 2), "score": np.float32(0.5)})  # type: ignore[arg-type]
+    sample = Sample(label=2**70, metadata={"move": (1, 2), "score": np.float32(0.5)})
     (stored,) = decode_group(encode_group([sample]))
     assert (stored.label, stored.metadata) == (2**70, {"move": [1, 2], "score": 0.5})
 
