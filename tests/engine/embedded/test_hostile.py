@@ -24,8 +24,9 @@ from tests.support.checkout import import_path
 from tests.support.hostile_clients import DEAD, GOOD, SLOW, attacks, request
 from tests.support.warm import python
 
-WAIT, END = 2.0, 5.0
-"""Maximum seconds for a good client among hostile ones, and for a server to end."""
+WAIT, END = 30.0, 30.0
+"""Maximum seconds for a good client among hostile ones, and for a server to end. A starved client would wait
+for minutes."""
 SERVE = [python(), "-c", "from agentrl.cli.main import main; main()", "serve"]
 LONG = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}}
 
