@@ -323,7 +323,7 @@ def test_whose_the_old_log_probs_are(line: str, engines: bool | None) -> None:
 
 def test_a_mask_of_stale_tokens_must_mask_some() -> None:
     assert build("--max-staleness 4 --max-token-staleness 2").rollout.max_token_staleness == 2
-    assert "--max-token-staleness 2 has no effect: --max-staleness 2 allows none" in message(
+    assert "--max-token-staleness 2 has no effect: --max-staleness 2 allows no older token" in message(
         "--max-staleness 2 --max-token-staleness 2"
     )
     masked = "--partial-rollout --max-staleness 3 --mask-offpolicy-in-partial-rollout --max-token-staleness 1"

@@ -54,6 +54,6 @@ def test_what_one_row_has_many_times_is_counted(tmp_path: Path, nested: bool) ->
 
 
 def test_a_large_row_group_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rowfiles, "MAX_GROUP", 1 << 20)
+    monkeypatch.setattr(rowfiles, "MAX_ROW_GROUP_BYTES", 1 << 20)
     with pytest.raises(DataError, match=r"row group 0 decodes to 8,\d+,\d+ bytes; the maximum is 1,048,576"):
         open_rows(parquet(tmp_path, pa.table({"input": repeated(1_000_000, 1)})))

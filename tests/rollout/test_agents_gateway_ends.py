@@ -94,7 +94,7 @@ async def test_a_gateway_that_is_closed_in_a_session_is_a_failure_of_the_engine_
             samples = await closed_in_the_middle(chat, ledger, tmp_path, action)
         else:
             kind = EngineUnreachable if action is FailureAction.RAISE else AgentRLError
-            with pytest.raises(kind, match="the gateway was closed"):
+            with pytest.raises(kind, match="the gateway is closed"):
                 await closed_in_the_middle(chat, ledger, tmp_path, action)
         assert {each for each, count in ledger.counts().items() if count} == {state}
         with ledger.transaction() as db:

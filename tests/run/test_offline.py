@@ -84,7 +84,7 @@ def test_dumps_of_an_unknown_run_are_not_written_over(tmp_path: Path) -> None:
     refuse_others(settings)
     (tmp_path / "rollouts" / "0.jsonl").touch()
     with pytest.raises(
-        SettingsError, match=r"0\.jsonl is there, and settings\.json .* is not; choose another --output-dir"
+        SettingsError, match=r"0\.jsonl exists, and settings\.json .* is missing; choose another --output-dir"
     ):
         refuse_others(settings)
 

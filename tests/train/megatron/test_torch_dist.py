@@ -199,7 +199,7 @@ def test_a_run_starts_from_foreign_weights(
 def test_what_cannot_be_read_is_named(source: HFFolder, tmp_path: Path) -> None:
     stored = tmp_path / "stored"
     assert run(["convert", str(source.path), str(stored), "--to", "torch_dist"]) == 0
-    with pytest.raises(CheckpointError, match="stored is there already"):
+    with pytest.raises(CheckpointError, match="stored exists already"):
         convert(source.path, stored, "hf", None, lambda things, _: things)
     (stored / "config.json").write_text(json.dumps(source.config | {"head_dim": 10}))
     with pytest.raises(CheckpointError, match=r"linear_qkv\.weight \[\d+, 64\] does not fit .*config\.json"):
