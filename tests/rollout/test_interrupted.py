@@ -116,7 +116,7 @@ async def test_a_replay_leaves_the_same_sample(chat: Chat, when: int) -> None:
 
 
 async def test_a_replay_that_differs_is_a_failure_that_says_where(chat: Chat) -> None:
-    with pytest.raises(EnvFailure, match=r"^group 1, sample 2, turn 3: Chance.step of turn 1 gave a different answer") as e:
+    with pytest.raises(EnvFailure, match=r"^group 1, sample 2, turn 3: Chance.step of turn 1 gave a different") as e:
         await play(chat, Chance, 3)
     assert e.value.kind == "replay_differs"
     assert (
