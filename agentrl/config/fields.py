@@ -78,7 +78,7 @@ _SAID = {
     dict: ("KEY=VALUE", "KEY=VALUE or a JSON object"),
     tuple: ("VALUE...", "a list (repeat the flag, or give a JSON list)"),
 }
-"""Type of a setting to the placeholder of its value in help, and a description of its value."""
+"""Type of a setting to the metavar of its value in help, and a description of its value."""
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "min_length": "length at least"}
 
 
@@ -140,7 +140,7 @@ class FieldRef:
         return f"{self._said()[1]}{''.join(bounds)}{', or none' if self.optional and not self.choices else ''}"
 
     def _said(self) -> tuple[str, str]:
-        """Return a value's placeholder in help, and its description."""
+        """Return a value's metavar in help, and its description."""
         if self.choices:
             return "|".join(self.choices), f"one of {', '.join(self.choices)}"
         return ("PATH|NAME=PATH", "a path, or NAME=PATH for each of several") if self.is_named else _SAID[self.kind]
