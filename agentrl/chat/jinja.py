@@ -12,7 +12,7 @@ from functools import cache, wraps
 from typing import Any, Final
 
 from jinja2 import Template, nodes, pass_context
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext, Namespace
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import _PassArg
 from jinja2.visitor import NodeTransformer
@@ -27,6 +27,9 @@ _GROWING = "replace format center ljust rjust zfill expandtabs translate indent 
 _GROW = {"join", *_GROWING.split()}  # filters and str methods whose result may be longer than their input
 _MISSING = ["lipsum", "striptags", "urlize", "wordwrap", "xmlattr", "pprint"]
 _WIDTH = re.compile(r"\d{5}|\*|:[^{}]*\{")
+_SPEND, _JOINED = "agentrl spend", "agentrl joined"  # filters of compiled templates; no template can write these names
+_SAFE = {kind: {n for n in dir(kind) if not n.startswith(("_", "format"))} for kind in (LoopContext, str)}
+"""Attributes that Jinja's sandbox allows and does not wrap, by type."""
 
 
 class _Allowance(threading.local):
@@ -49,6 +52,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False, finalize=_finalize
         )
         self.filters = {n: self._counted(n, f) for n, f in theirs.filters.items() if n not in _MISSING}
+        self.filters |= {_SPEND: self.spend, _JOINED: self.joined}
         self.globals = {name: value for name, value in theirs.globals.items() if name not in _MISSING}
         self._budget = _Allowance()
 
@@ -59,7 +63,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return "".join(template.generate(**values))
 
     def spend(self, work: int) -> None:
-        """Count `work`. Compiled templates call this method too."""
         budget = self._budget
         budget.work -= work
         if budget.work >= budget.look:
@@ -94,15 +97,18 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
             text = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-            counted = _call("spend", [nodes.Const(_TURN + text)])
+            counted = _filter(_SPEND, nodes.Const(_TURN + text))
             node.body.insert(0, nodes.ExprStmt(counted).set_lineno(node.lineno))  # type: ignore[attr-defined]
             if isinstance(node, nodes.For) and node.test is not None:  # iterations that the condition skips count too
-                node.test = nodes.Or(_call("spend", [nodes.Const(_TURN)]), node.test).set_lineno(node.lineno)
+                node.test = nodes.Or(_filter(_SPEND, nodes.Const(_TURN)), node.test).set_lineno(node.lineno)
         changed: nodes.Template = _Concatenations().visit(tree)
         return changed
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Count the work of an operator in `intercepted_binops`, and apply the operator."""
+        if operator == "+" and type(left) is type(right) is str:
+            self.spend(len(left) + len(right))
+            return left + right
         if operator == "%" and isinstance(left, str):
             self._grow("format", left, right)
         elif isinstance(left, int) and isinstance(right, int):
@@ -121,8 +127,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """Count the work of a call, and make the call. Jinja calls filters in another way; see `_counted`."""
         method = getattr(__obj, "__wrapped__", __obj)
         owner = getattr(method, "__self__", None)
-        if owner is __self and method.__name__ in ("spend", "joined"):
-            return __obj(*args)
         if isinstance(owner, str):
             if method.__name__ == "join":
                 args = tuple(map(list, args))
@@ -130,9 +134,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return `obj.attribute` of a template. Keys of a dict, the most frequent case, have a fast path."""
-        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
-            return obj[attribute]
+        """Return `obj.attribute` of a template. Frequent cases have a fast path with the same result."""
+        if type(obj) is dict and not hasattr(dict, attribute):
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        namespace = isinstance(obj, Namespace) and attribute[:1] != "_" and hasattr(obj, attribute)
+        if namespace or attribute in _SAFE.get(type(obj), ()):
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,16 +189,16 @@ class _Concatenations(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _call("joined", node.nodes).set_lineno(node.lineno)
+        return _filter(_JOINED, *node.nodes).set_lineno(node.lineno)
 
 
-def _call(name: str, args: list[nodes.Expr]) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(name), args, [], None, None)
+def _filter(name: str, value: nodes.Expr, *args: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(value, name, [*args], [], None, None)
 
 
 @pass_context  # without a context Jinja evaluates constant expressions when it compiles
 def _finalize(context: Context, value: Any) -> Any:
     environment = context.environment
     assert isinstance(environment, TemplateEnvironment)
-    environment.spend(environment.weight(value))
+    environment.spend(len(value) + _TURN if type(value) is str else environment.weight(value))
     return value
