@@ -46,8 +46,11 @@ def encode_group(samples: Sequence[Sample]) -> bytes:
             (routing if routes else raw).append(values.tobytes())
         images |= sample.images
         rest["images"] = list(sample.images)
-        for field, value in rest.items():
-            _check(value, f"sample index={sample.index}: field {field!r}")
+    if _refusal(rests):
+        for sample, (field, value) in ((s, item) for s, rest in zip(samples, rests, strict=True) for item in rest.items()):
+            if error := _refusal([{"": value}]):
+                remedy = "keep only finite numbers, text, lists and objects with text keys in a sample"
+                raise SampleError(f"sample index={sample.index}: field {field!r} cannot be stored: {error}; {remedy}")
     listed = {"large": large, "images": [[i.hash, i.width, i.height, i.form, len(i.data)] for i in images.values()]}
     header = _dump({"version": _VERSION, "rest": rests, "arrays": arrays, **{k: v for k, v in listed.items() if v}})
     small = zlib.compress(b"".join([struct.pack("<I", len(header)), header, *raw]), 1)
@@ -128,11 +131,11 @@ def _dump(header: dict[str, Any]) -> bytes:
     return dump_json(header, {**header, "exact": True})
 
 
-def _check(value: Any, where: str) -> None:
-    """Refuse a value that JSON cannot carry or would change. Raises SampleError."""
+def _refusal(rests: list[Any]) -> str:
+    """Return why JSON cannot carry a value, or would change it; "" if it can."""
     try:
-        _dump({"": [{"": value}]})  # nested as deeply as in the header
-        json.dumps(value, allow_nan=False, default=lambda v: v.tolist() if hasattr(v, "tolist") else str(v))
+        _dump({"": rests})  # nested as deeply as in the header
+        json.dumps(rests, allow_nan=False, default=lambda v: v.tolist() if hasattr(v, "tolist") else str(v))
     except (TypeError, ValueError) as error:
-        remedy = "keep only finite numbers, text, lists and objects with text keys in a sample"
-        raise SampleError(f"{where} cannot be stored: {error}; {remedy}") from error
+        return str(error) or type(error).__name__
+    return ""
