@@ -70,6 +70,7 @@ class LiveTurn:
         """Take the whole turn."""
         self.turn, self.whole = turn, True
         self._add((turn.parsed.reasoning or "", turn.parsed.content))
+        self.wake()
 
     def pieces(self, name: TextName) -> Iterator[str]:
         """Yield the pieces of a text, and "" while the model is still writing the text."""
@@ -102,9 +103,9 @@ class LiveTurn:
 
     def _add(self, texts: tuple[str, str]) -> None:
         for name, text in zip(TEXTS, texts, strict=True):
-            if text.startswith(sent := self.text(name)):
+            if text.startswith(sent := self.text(name)) and text != sent:
                 self._pieces[name] += cut(text[len(sent) :])
-        self.wake()
+                self.wake()
 
 
 def cut(text: str) -> Iterator[str]:

@@ -323,8 +323,10 @@ class SessionTree:
             parsed = self._without_calls(got.ids)
         node.calls = tuple(call.id for call in parsed.tool_calls)
         told = replace(parsed, tool_calls=tuple(replace(c, id=f"{c.id}_{node.number}") for c in parsed.tool_calls))
-        if stop is not None and stop in told.content:
-            told = replace(told, content=told.content.rpartition(stop)[0].rstrip())
+        if stop is not None:
+            before, found, _ = told.content.rpartition(stop)
+            # The edges of the content have lost their white space, and so has a stop string there.
+            told = replace(told, content=(before if found else told.content.removesuffix(stop.strip())).rstrip())
         cut = got.finish_reason.type == "length"
         node.finish = "length" if cut else "calls" if node.calls else "stop"
         digest = _digest(normalise_messages([told.to_message()])[0])

@@ -310,15 +310,16 @@ class StoppingEngine(LoggingEngine):
         return super()._ids(said, rng, params)
 
 
+@pytest.mark.parametrize("stop", ["HALT", " HALT ", "HALT three"])
 @pytest.mark.parametrize(("path", "field"), [("chat/completions", "stop"), ("messages", "stop_sequences")])
-async def test_an_answer_ends_before_the_agents_stop_string(path: str, field: str) -> None:
+async def test_an_answer_ends_before_the_agents_stop_string(path: str, field: str, stop: str) -> None:
     engine = StoppingEngine(make_chat("qwen3"), lambda *_: "One two HALT three", damage=False)
     async with serving(engine.chat, engine) as served:
         base = await served.open(index=0, group_index=0)
-        body: Json = {"model": "m", "messages": BEGUN, "max_tokens": 50, field: ["HALT"]}
+        body: Json = {"model": "m", "messages": BEGUN, "max_tokens": 50, field: [stop]}
         answer = (await served.agents.post(f"{base}/{path}", json=body)).json()
         if path == "messages":
-            assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "HALT")
+            assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
             said = {"role": "assistant", "content": answer["content"]}
             assert answer["content"] == [{"type": "text", "text": "One two"}]
         else:

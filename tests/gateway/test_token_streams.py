@@ -175,6 +175,19 @@ async def test_a_response_is_created_at_once_and_events_keep_its_stream_alive(mo
     assert len({data["response"]["id"] for data in datas}) == 1
 
 
+async def test_text_that_the_client_does_not_get_delays_no_keep_alive() -> None:
+    live = LiveTurn(chat().turn_parser)
+    live.begin(AgentTurn("a1", 1_700_000_000, prompt_tokens=9))
+    assert live.sink is not None
+    live.sink(reply("I look. "))
+    assert not await live.quiet(60)
+    for written in ("<tool_call>", '<tool_call>\n{"name": "bash", "arg'):
+        live.sink(reply(f"I look. {written}"))
+        assert await live.quiet(0)
+    live.finish(AgentTurn("a1", 1_700_000_000, ParsedTurn("I look."), "stop", 9, 4, 7))
+    assert not await live.quiet(60)
+
+
 async def test_a_client_that_leaves_ends_the_turn() -> None:
     path = next(iter(BODIES))
     async with serving() as (gateway, engine, client):

@@ -114,6 +114,8 @@ def test_only_the_agents_own_limit_makes_a_response_incomplete() -> None:
     answer = WIRES[RESPONSES].answer(request, turn("x", length=True))
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert events(RESPONSES, request, turn("x", length=True))[-1][0] == "response.incomplete"
+    looser = read(RESPONSES, BODIES[RESPONSES] | {"max_output_tokens": 8})
+    assert WIRES[RESPONSES].answer(looser, turn("x", length=True))["status"] == "completed", "the run's own limit"
 
 
 @pytest.mark.parametrize(("calls", "expected"), [((), "stop_sequence"), ((CALL,), "tool_use")])

@@ -12,6 +12,7 @@ import pytest
 from agentrl.chat.messages import normalise_messages, normalise_tools
 from agentrl.gateway.contracts import AgentRequest, Body, Refusal
 from agentrl.gateway.wires import WIRES
+from agentrl.gateway.wires.common import in_order_of_calls
 from tests.fuzz.mutate import counts, deep, fuzz, of_tree
 from tests.gateway.turns import BODIES, CHAT, MESSAGES, QUESTION, RESPONSES, events, read, recorded, turn
 
@@ -128,6 +129,25 @@ def test_images_stay_between_the_texts(path: str) -> None:
     assert message["content"] == [{"type": "text", "text": "a\n\nb"}, image[path], parts[3]]
     (message,) = read(path, BODIES[path] | {name: [{"role": "user", "content": parts[:2]}]}).messages
     assert message["content"] == "a\n\nb"
+
+
+def test_ids_of_calls_may_repeat_in_each_turn() -> None:
+    def called(*ids: str) -> Body:
+        return {"role": "assistant", "content": "", "tool_calls": [{"id": one} for one in ids]}
+
+    def told(call: str, content: str) -> Body:
+        return {"role": "tool", "tool_call_id": call, "content": content}
+
+    history = [
+        called("call_0", "call_1"),
+        told("call_0", "A"),
+        told("call_1", "B"),
+        called("call_0"),
+        told("call_0", "C"),
+    ]
+    assert [*in_order_of_calls(history)] == history
+    swapped = [history[0], history[2], history[1], *history[3:]]
+    assert [*in_order_of_calls(swapped)] == history
 
 
 def test_developers_are_system() -> None:

@@ -1,7 +1,7 @@
 """Parts that the wire formats share: fields of a request by name and type, texts, and server-sent events."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any, TypeVar
 
 import orjson
@@ -204,10 +204,14 @@ def _form(body: Fields) -> str:
 
 def in_order_of_calls(messages: Sequence[Message]) -> Iterator[Message]:
     """Put results that follow each other in the order of their calls: most chat templates do not show the ids."""
-    calls = [call["id"] for message in messages for call in message.get("tool_calls", ())]
-    places = {call: place for place, call in enumerate(calls)}
-    for _, run in groupby(messages, key=lambda message: message["role"] == "tool"):
-        yield from sorted(run, key=lambda message: places.get(message.get("tool_call_id"), -1))
+    places, numbers = dict[str, int](), count()
+    for results, run in groupby(messages, key=lambda message: message["role"] == "tool"):
+        if results:
+            yield from sorted(run, key=lambda message: places.get(message.get("tool_call_id"), -1))
+            continue
+        for message in run:  # some agents use the same ids in each turn: the last call of an id counts
+            places |= {call["id"]: next(numbers) for call in message.get("tool_calls", ())}
+            yield message
 
 
 def event(data: Body, name: str = "") -> bytes:

@@ -39,7 +39,8 @@ class ResponsesWire(OpenAIErrors):
     def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
         cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         # Codex reads `incomplete` as a broken stream and asks again, so only the agent's own limit is reported.
-        status = cut if turn.finish == "length" and request.max_tokens else {"status": "completed"}
+        reached = turn.finish == "length" and request.max_tokens and turn.completion_tokens >= request.max_tokens
+        status = cut if reached else {"status": "completed"}
         head = {"id": f"resp_{turn.id}", "created_at": turn.created, "model": request.model, **status}
         usage = {"input_tokens": turn.prompt_tokens, "output_tokens": turn.completion_tokens}
         usage["total_tokens"] = turn.prompt_tokens + turn.completion_tokens
