@@ -47,7 +47,9 @@ def encode_group(samples: Sequence[Sample]) -> bytes:
         images |= sample.images
         rest["images"] = list(sample.images)
     if _refusal(rests):
-        for sample, (field, value) in ((s, item) for s, rest in zip(samples, rests, strict=True) for item in rest.items()):
+        for sample, (field, value) in (
+            (s, item) for s, rest in zip(samples, rests, strict=True) for item in rest.items()
+        ):
             if error := _refusal([{"": value}]):
                 remedy = "keep only finite numbers, text, lists and objects with text keys in a sample"
                 raise SampleError(f"sample index={sample.index}: field {field!r} cannot be stored: {error}; {remedy}")

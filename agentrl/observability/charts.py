@@ -106,7 +106,7 @@ def _scale(low: float, high: float, start: float, end: float) -> Scale:
 def ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[float]:
     """Return about `count` round numbers that enclose [low, high], in steps of 1, 2 or 5 times a power of ten."""
     if high <= low:
-        low, high = (low - 0.5, high + 0.5) if abs(low) < 1e6 else (low * 0.9, high * 1.1)
+        low, high = (low - 0.5, high + 0.5) if abs(low) < 1e6 else (low - abs(low) / 10, high + abs(high) / 10)
     raw = (high - low) / max(count, 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)

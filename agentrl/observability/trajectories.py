@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 from agentrl.buffer.store import called_tools, first_words
 from agentrl.errors import DataError
@@ -18,8 +19,8 @@ from agentrl.sample import Origin, Sample, Segment
 
 TokenTexts = Callable[[Sequence[int]], Sequence[str]]
 """Maps token ids to as many pieces of text, whose concatenation is the decoded text."""
-_INVISIBLE = (0xAD, 0x61C, 0x200B, 0x200E, 0x200F, *range(0x202A, 0x202F), 0x2060, *range(0x2066, 0x206A), 0xFEFF)
-_HIDDEN = {code: f"⟨U+{code:04X}⟩" for code in _INVISIBLE}
+_INVISIBLE = (0x115F, 0x1160, 0x3164, 0xFFA0, *range(0xE0100, 0xE01F0))
+"""Invisible characters whose category is another than format or private use."""
 
 Trained = Mapping[str, Sequence[float]]
 """The trainer's `log_probs` and `advantages` of a sample: one per response token each, NaN where there is none."""
@@ -40,8 +41,7 @@ class Token:
 
     @property
     def shown(self) -> str:
-        """The text with names for characters that are invisible or change the direction of the text."""
-        return self.text.translate(_HIDDEN)
+        return name_hidden(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class TokenSpan:
     @property
     def preview(self) -> str:
         """The first words, shown while the part is folded."""
-        return first_words("".join(token.text for token in self.tokens[:LONG]))
+        return first_words("".join(token.shown for token in self.tokens[:LONG]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,14 +233,25 @@ def run_texts(folder: Path, settings: Mapping[str, Any]) -> TokenTexts:
 
 
 def split_texts(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """Return the text of each token. A character of several tokens belongs to the last; the others are empty."""
+    """Return the text of each token. A character of several tokens belongs to the last; the others are empty. Decoders
+    that remove a space at the beginning get the token before too."""
     out, held = [], 0
     for at in range(len(ids)):
-        text = decode(ids[at - held : at + 1])
+        first = at - held
+        before = max(0, first - 1)
+        text = decode(ids[before : at + 1])[len(decode(ids[before:first])) :]
         waits = text.endswith("�") and held < 3 and at + 1 < len(ids)
         out.append("" if waits else text)
         held = held + 1 if waits else 0
     return out
+
+
+def name_hidden(text: str) -> str:
+    """Return `text` with names for characters that are invisible or change the direction of the text."""
+    if text.isascii():
+        return text
+    hidden = {code for code in map(ord, text) if code in _INVISIBLE or category(chr(code)) in ("Cf", "Co")}
+    return text.translate({code: f"⟨U+{code:04X}⟩" for code in hidden})
 
 
 def id_texts(ids: Sequence[int]) -> list[str]:

@@ -28,7 +28,7 @@ def overview(library: Library) -> str:
         series = collect_series(run.metrics())
         figures = [f"{h.label} {h.before} → {h.after}" for h in headlines(series) if h.label != "training reward"]
         last = {name: one.last for name, one in series.items()}
-        stores = [(at, one) for at, one in enumerate(library.sources) if run.folder in one.path.parents]
+        stores = [one for one in library.sources if run.folder in one.path.parents]
         rows.append(
             {
                 "name": run.name,
@@ -36,7 +36,7 @@ def overview(library: Library) -> str:
                 "reward": last.get("rollout/reward"),
                 "evaluation": ", ".join(figures),
                 "speed": last.get("perf/rollout_tokens_per_second"),
-                "sources": [(at, one.name, one.reader.count()) for at, one in stores],
+                "sources": [(one.number, one.name, one.reader.count()) for one in stores],
             }
         )
     return macro("page.html", "runs")(rows)

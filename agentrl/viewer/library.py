@@ -1,10 +1,12 @@
 """The viewer's library: runs, their trajectory stores and their metrics. `refresh` adds new runs and stores."""
 
 import threading
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +75,7 @@ class Source:
 
 
 class Library:
-    """The runs in some folders. The number of a source never changes."""
+    """The runs in some folders. The number of a source is the same in each viewer of the same folders."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         """Look for runs in `folders` and below them. Raises SettingsError: one of them has none."""
@@ -94,14 +96,21 @@ class Library:
             for run in self.runs:
                 for below, path in find_stores(run.folder).items():
                     if path not in known:
-                        self.sources.append(Source(len(self.sources), f"{run.name}/{below}".rstrip("/"), path))
+                        self.sources.append(Source(self._number(path), f"{run.name}/{below}".rstrip("/"), path))
 
     def source(self, number: int) -> Source:
-        """Return a source by its number. Raises DataError: there is none."""
-        if not 0 <= number < len(self.sources):
+        """Return a source by its number, the first one for 0. Raises DataError: there is none."""
+        found = [source for source in self.sources if number in (0, source.number)]
+        if not found:
             commands = "`agentrl train`, `rollout` and `eval`"
             raise DataError(f"no trajectories here yet: {commands} store them unless --keep-trajectories is 0")
-        return self.sources[number]
+        return found[0]
+
+    def _number(self, path: Path) -> int:
+        """Return a number that depends on the path below the given folder only."""
+        folder = next(folder for folder in self._folders if folder in path.parents)
+        number, known = zlib.crc32(str(path.relative_to(folder)).encode()), {source.number for source in self.sources}
+        return next(n for n in count(number) if n not in known)
 
     def chosen(self, number: int | None) -> Sequence[Source]:
         """Return the source with this number; for None, all sources that have files. Raises DataError: none exists."""
@@ -111,10 +120,12 @@ class Library:
 
 def _runs_in(folder: Path, depth: int = 2) -> list[Path]:
     """Return the folder if it is a run, else the runs up to `depth` levels below it."""
-    if (folder / METRICS).is_file() or (folder / SETTINGS).is_file() or find_stores(folder):
-        return [folder]
     try:
+        if (folder / METRICS).is_file() or (folder / SETTINGS).is_file() or find_stores(folder):
+            return [folder]
         below = sorted(one for one in folder.iterdir() if one.is_dir()) if depth else []
     except OSError as error:
+        if depth < 2:  # a folder of another user
+            return []
         raise SettingsError(f"{folder}: cannot be read: {error.strerror}") from error
     return [run for one in below for run in _runs_in(one, depth - 1)]

@@ -15,6 +15,7 @@ from agentrl.buffer.reader import Filter, Range
 from agentrl.errors import DataError
 from agentrl.observability.charts import number
 from agentrl.observability.report import templates
+from agentrl.observability.trajectories import name_hidden
 
 RANGES = {"step": "step", "group_index": "group", "reward": "reward", "length": "length", "staleness": "staleness"}
 VALUES = {"status": "status", "stop_reason": "stop reason", "failure": "failure", "dropped": "not trained"}
@@ -98,6 +99,7 @@ def _whole(text: str | None, default: T) -> int | T:
 def _templates() -> Jinja:
     jinja = templates("viewer", "observability")
     jinja.filters["figure"] = lambda value: "–" if value is None else number(value)
+    jinja.filters["shown"] = name_hidden
     jinja.filters["clock"] = lambda at: time.strftime("%m-%d %H:%M", time.localtime(at))
     return jinja
 

@@ -26,7 +26,7 @@ Located = tuple[Source, TrajectoryRow]  # a row, and the source that has it
 def form(library: Library, query: Query) -> str:
     sources = tuple(library.chosen(query.source))
     choices = _choices(sources, tuple(source.stamp for source in sources))
-    return macro("table.html", "form")(query, [one.name for one in library.sources], choices, RANGES.items())
+    return macro("table.html", "form")(query, library.sources, choices, RANGES.items())
 
 
 @lru_cache(maxsize=8)

@@ -163,7 +163,7 @@ def test_long_parts_are_cut_and_say_so(run: Path) -> None:
     with stored(run) as store:
         store.add("rollout", "", 0, [[long]])
     text = write_report(run).read_text()
-    assert text.index("3500 tokens are left out here") < text.rindex(">result<"), "the middle is left out, not the end"
+    assert text.index("3500 tokens are left out here") < text.rindex("> result<"), "the middle is left out, not the end"
     assert text.count("data-note") < 1600
 
 
@@ -246,7 +246,9 @@ def test_rows_of_one_step_are_one_point_and_empty_series_vanish() -> None:
     assert set(found) == {"a", "b"}
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.3, 0.98), (-5, 5), (2, 2), (0, 0), (1e-9, 3e-9), (1e7, 3e7)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (0.3, 0.98), (-5, 5), (2, 2), (0, 0), (1e-9, 3e-9), (1e7, 3e7), (-1e7, -1e7)]
+)
 def test_ticks_enclose_the_values_with_round_steps(low: float, high: float) -> None:
     found = ticks(low, high, 4)
     assert found[0] <= low

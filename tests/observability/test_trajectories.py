@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 
 from agentrl.errors import DataError
 from agentrl.media import Image, ImageSpan
 from agentrl.observability.report import templates
-from agentrl.observability.trajectories import LONG, describe_sample
+from agentrl.observability.trajectories import LONG, describe_sample, split_texts
 from agentrl.sample import Origin, Sample
 from tests.support.vision import picture
 
@@ -71,13 +73,28 @@ def test_metadata_of_user_code_that_is_no_list_of_numbers_is_left_out(name: str,
 
 def test_characters_that_hide_or_turn_text_are_named() -> None:
     """Otherwise a model could show a reader another order of its tokens than the trained one."""
-    hidden = ["a\u202eb", "\u2066", "\u200b", "é 好 \U0001f600"]
+    hidden = ["a\u202eb", "\u2066\u2062\U000e0041\u3164", "\u200b", "é 好 \U0001f600"]
     shown = describe_sample(two_turns(), lambda ids: [hidden[at % 4] for at in range(len(ids))])
-    assert [token.shown for token in shown.tokens[:4]] == ["a⟨U+202E⟩b", "⟨U+2066⟩", "⟨U+200B⟩", hidden[3]]
+    assert [token.shown for token in shown.tokens[:4]] == [
+        *("a⟨U+202E⟩b", "⟨U+2066⟩⟨U+2062⟩⟨U+E0041⟩⟨U+3164⟩", "⟨U+200B⟩", hidden[3])
+    ]
+    assert "⟨U+202E⟩" in shown.parts[0].preview
     macros: Any = templates("observability").get_template("trajectory.html").module
     page = "".join(macros.tokens_of(part) for part in shown.parts)
     assert "⟨U+202E⟩" in page
     assert not any(character in page for character in "\u202e\u2066\u200b")
+
+
+def test_texts_of_tokens_join_to_the_decoded_text() -> None:
+    """As in Llama 2, where the decoder removes a space at the beginning."""
+    tokenizer = Tokenizer(BPE({"▁The": 0, "▁capital": 1, "s": 2, "<0xE5>": 3, "<0xA5>": 4, "<0xBD>": 5, "▁": 6}, []))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    ids = [0, 1, 2, 6, 3, 4, 5, 1, 2]
+    found = split_texts(ids, tokenizer.decode)
+    assert found == ["The", " capital", "s", " ", "", "", "好", " capital", "s"]
+    assert "".join(found) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("shown", [LONG - 1, LONG])

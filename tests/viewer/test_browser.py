@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def test_keys(page: Page) -> None:
 
 
 def test_a_run_is_shown_while_it_goes_on(page: Page, runs: Path) -> None:
-    page.goto("/?source=2")
+    page.goto(f"/?source={zlib.crc32(b'young/trajectories.sqlite')}")
     expect(page.get_by_role("alert")).to_contain_text("no trajectories here yet")
     run = write_run(runs / "young", steps=1)
     expect(counted(page)).to_have_text("14 trajectories")

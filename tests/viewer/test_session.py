@@ -47,7 +47,7 @@ def panel(page: str) -> list[list[str]]:
 
 async def test_a_page_shows_the_whole_session_with_dropped_turns(tmp_path: Path) -> None:
     library = Library([await write_agent_run(tmp_path / "run")])
-    found = library.source(0).reader.query()
+    found = library.sources[0].reader.query()
     each = [("main", "new_agent"), ("main", "retry"), ("main", "edited"), ("subagent", "new_agent")]
     assert [(row.role, row.branch) for row in found] == each * 2
     first, second, other = found[0], found[1], found[4]
@@ -66,7 +66,7 @@ async def test_a_page_shows_the_whole_session_with_dropped_turns(tmp_path: Path)
         ("6", "new_agent", "stop", "sample 3"),
     ]
     turns = (title, begun, retried, again, last, edited, helped)
-    sample = library.source(0).reader.group(second.key)[0]
+    sample = library.sources[0].reader.group(second.key)[0]
     assert sum(int(row[3]) for row in turns) == sample.metadata["counters"]["agent/sampled"]
     assert int(begun[2]) == sample.prompt_length
     assert page.count("<tr class=here>") == 3, "the turns of this sample"
@@ -81,7 +81,7 @@ async def test_a_page_shows_the_whole_session_with_dropped_turns(tmp_path: Path)
 
 async def test_texts_of_agents_and_models_are_never_html(tmp_path: Path) -> None:
     library = Library([await write_agent_run(tmp_path / "run")])
-    for row in library.source(0).reader.query():
+    for row in library.sources[0].reader.query():
         page = trajectory.one(library, (0, row.id), Query({}))
         elements = Elements(page)
         assert plain(page).count(EVIL) >= 2, "the agent's name and the dropped text"
@@ -104,10 +104,11 @@ async def test_the_table_filters_by_role_and_branch(tmp_path: Path) -> None:
         assert page.count('class="row"') == count
         assert "<td>main</td>" in page or "<td>subagent</td>" in page
         assert page.count("<th ") + page.count("<th>") == cells(page)
-    page = table.rows(library, Query({"source": "1"}))
+    other = Query({"source": str(library.sources[1].number)})
+    page = table.rows(library, other)
     assert "order=-role" not in page
     assert page.count("<th ") + page.count("<th>") == cells(page)
-    assert 'name="role"' not in table.form(library, Query({"source": "1"}))
+    assert 'name="role"' not in table.form(library, other)
 
 
 def turn(number: int, parent: int | None = None, **more: Any) -> dict[str, Any]:
@@ -178,6 +179,6 @@ async def test_the_page_of_a_store_without_sessions_has_no_panel(tmp_path: Path)
 
 async def test_metadata_does_not_repeat_the_session(tmp_path: Path) -> None:
     library = Library([await write_agent_run(tmp_path / "run")])
-    about = load(library, (0, library.source(0).reader.query()[0].id)).about
+    about = load(library, (0, library.sources[0].reader.query()[0].id)).about
     assert '"role": "main"' in about
     assert '"turns"' not in about

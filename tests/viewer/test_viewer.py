@@ -77,7 +77,7 @@ def test_a_folder_without_runs_is_told_on_the_command_line(tmp_path: Path, capsy
 
 
 def test_a_store_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
-    source = Library([write_run(tmp_path / "a", steps=2)]).source(0)
+    source = Library([write_run(tmp_path / "a", steps=2)]).sources[0]
     assert source.reader.count() == 26
     before = source.stamp
     shutil.rmtree(tmp_path / "a")
@@ -96,7 +96,7 @@ def found(index: TextIndex, words: str) -> list[int]:
 
 
 def test_texts_are_found_also_those_added_since(tmp_path: Path) -> None:
-    source = Library([write_run(tmp_path / "a", steps=1)]).source(0)
+    source = Library([write_run(tmp_path / "a", steps=1)]).sources[0]
     wrong = [row.id for row in source.reader.query(Filter(within={"reward": (0, 0)}))]
     assert found(source.index, "SEV times") == wrong
     assert source.index.note() == ""
@@ -109,7 +109,7 @@ def test_texts_are_found_also_those_added_since(tmp_path: Path) -> None:
 
 
 def test_an_index_that_failed_is_tried_again_when_there_is_more(tmp_path: Path) -> None:
-    source = Library([write_run(tmp_path / "a", steps=1)]).source(0)
+    source = Library([write_run(tmp_path / "a", steps=1)]).sources[0]
     source.index.path.mkdir()  # at its place
     source.index._start()
     assert source.index.wait(120)
@@ -141,14 +141,14 @@ def test_two_make_the_same_index_at_once(tmp_path: Path) -> None:
 
 
 def test_names_with_underscores_are_found_by_their_words(tmp_path: Path) -> None:
-    index = Library([write_run(tmp_path / "a", steps=1)]).source(0).index
+    index = Library([write_run(tmp_path / "a", steps=1)]).sources[0].index
     assert found(index, "seven_times") == found(index, "seven times")
     assert found(index, "__seven__")
 
 
 def test_the_table_and_its_choices_follow_the_store(tmp_path: Path) -> None:
     library = Library([write_run(tmp_path / "a", steps=1)])
-    source, query = library.source(0), Query({"search": "seven"})
+    source, query = library.sources[0], Query({"search": "seven"})
     found(source.index, "seven")
     assert "\n4 trajectories" in f"\n{re.sub('<.*?>', '', table.rows(library, query)).strip()}"
     assert "train (12)" in table.form(library, query)
@@ -173,13 +173,38 @@ def test_without_a_writable_folder_the_index_is_in_the_cache(tmp_path: Path, mon
 
 def test_neighbours_follow_the_table(tmp_path: Path) -> None:
     library = Library([write_run(tmp_path / "a", steps=1)])
-    source = library.source(0)
+    source = library.sources[0]
     query = Query({"order": "-reward", "kind": "train "})
     rows = source.reader.query(query.filter(None), query.order)
     for at in range(len(rows)):
         before, after = table.neighbours(library, query, at)
         assert before == ((source, rows[at - 1]) if at else None)
         assert after == ((source, rows[at + 1]) if at + 1 < len(rows) else None)
+
+
+def test_an_address_means_the_same_run_in_each_viewer(tmp_path: Path) -> None:
+    write_run(tmp_path / "z", steps=1)
+    first = Library([tmp_path])
+    write_run(tmp_path / "a", steps=1)
+    first.refresh()
+    for number, path in ((source.number, source.path) for source in first.sources):
+        assert Library([tmp_path]).source(number).path == path
+
+
+def test_a_folder_of_another_user_hides_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "a", steps=1)
+    (tmp_path / "private").mkdir()
+    is_file = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path.parent.name == "private":
+            raise PermissionError(13, "Permission denied")
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    library = Library([tmp_path])
+    library.refresh()
+    assert [one.folder for one in library.runs] == [run]
 
 
 def test_all_sources_are_one_table(tmp_path: Path) -> None:
@@ -205,7 +230,7 @@ def test_all_sources_are_one_table(tmp_path: Path) -> None:
     assert "train (60)" in form
     middle = trajectory.one(library, (a.number, 1), Query({**query.given, "at": "40"}))
     assert (
-        len(re.findall(r'rel="(?:prev|next)" href="/t/\d/\d+\?source=all&amp;order=-reward&amp;at=(?:39|41)"', middle))
+        len(re.findall(r'rel="(?:prev|next)" href="/t/\d+/\d+\?source=all&amp;order=-reward&amp;at=(?:39|41)"', middle))
         == 2
     )
     newest = table.neighbours(library, Query({"source": "all"}), 0)[1]
