@@ -7,6 +7,7 @@
 4. Only the run controls pauses, caches, weights and memory: such requests are refused."""
 
 import asyncio
+import hmac
 import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -147,7 +148,9 @@ class EngineRouter:
         if body.get("stream", path in _STREAMING and request.method == "POST"):
             return await _streamed(request, relay)
         reply = await until_done(request, relay)
-        return Response(reply.body, reply.status, {"content-type": reply.content_type})
+        told = path.rstrip("/").endswith("server_info") and reply.status == 200
+        content = orjson.dumps(_without_keys(orjson.loads(reply.body))) if told else reply.body
+        return Response(content, reply.status, {"content-type": reply.content_type})
 
     async def _abort(self, request: Request) -> Response:
         await self.pool.abort(field(await object_body(request), "rid", str))
@@ -176,10 +179,20 @@ class EngineRouter:
     async def _workers(self, request: Request) -> Response:
         if request.method == "POST":
             refuse_pages(request)
+            given, key = request.headers.get("authorization", ""), self.pool.settings.api_key
+            if key and not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+                raise HTTPException(401, "send the engines' key: Authorization: Bearer KEY")
             url = request.query_params.get("url") or field(await object_body(request), "url", str)
             await self.pool.join(url) if request.url.path == "/add_worker" else self.pool.leave(url)
         workers = [{"url": m.url, "is_healthy": _well(m), "load": m.in_flight} for m in self.pool.members]
         return Json({"urls": self.pool.urls, "workers": workers})
+
+
+def _without_keys(info: Any) -> Any:
+    """Return an engine's description of itself without its keys, which SGLang also tells."""
+    if isinstance(info, dict):
+        return {name: _without_keys(value) for name, value in info.items() if not name.endswith("api_key")}
+    return [_without_keys(value) for value in info] if isinstance(info, list) else info
 
 
 def _well(member: EngineClient) -> bool:

@@ -51,10 +51,12 @@ async def routed(
 
 
 @asynccontextmanager
-async def over(*servers: FaultyServer) -> AsyncIterator[tuple[httpx.AsyncClient, EnginePool]]:
+async def over(
+    *servers: FaultyServer, settings: EngineSettings = FAST
+) -> AsyncIterator[tuple[httpx.AsyncClient, EnginePool]]:
     """Yield a client of a router with faulty servers."""
     async with (
-        EnginePool([server.url for server in servers], FAST, vocab_size=512) as pool,
+        EnginePool([server.url for server in servers], settings, vocab_size=512) as pool,
         router(pool) as url,
         httpx.AsyncClient(base_url=url, timeout=120) as client,
     ):
@@ -587,6 +589,19 @@ async def test_engines_come_and_go() -> None:
         assert (await client.get("/model_info")).json()["weight_version"] == "1"
         await ask(client, "/remove_worker", url=two.url)
         assert (await client.get("/health")).status_code == 503
+
+
+async def test_the_engines_keys_stay_with_the_router() -> None:
+    keyed = FAST.model_copy(update={"sglang_options": {"api_key": "secret"}})
+    async with serving(ok([7])) as one, serving(ok([8])) as two, over(one, settings=keyed) as (client, _):
+        one.info = {"api_key": "secret", "internal_states": [{"admin_api_key": "secret", "max_running": 3}]}
+        told = {"weight_version": "1", "internal_states": [{"max_running": 3}]}
+        assert (await client.get("/server_info")).json() == told
+        for path in (f"/add_worker?url={two.url}", f"/remove_worker?url={one.url}"):
+            for headers in ({}, {"authorization": "Bearer secre"}):
+                assert (await client.post(path, headers=headers)).status_code == 401
+        added = await client.post(f"/add_worker?url={two.url}", headers={"authorization": "Bearer secret"})
+        assert added.json()["urls"] == [one.url, two.url]
 
 
 async def test_the_command_serves_engines_until_a_signal(tmp_path: Path) -> None:
