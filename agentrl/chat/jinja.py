@@ -12,9 +12,9 @@ from functools import cache, wraps
 from typing import Any, Final
 
 from jinja2 import Template, nodes, pass_context
-from jinja2.runtime import Context, LoopContext, Namespace
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import _PassArg
+from jinja2.utils import Namespace, _PassArg
 from jinja2.visitor import NodeTransformer
 
 from agentrl.errors import TemplateError

@@ -17,7 +17,7 @@ from agentrl.envs import AgentEnvironment, Environment, EnvSpec
 from agentrl.errors import AgentRLError
 from agentrl.gateway.server import Gateway
 from agentrl.gateway.sessions import Session
-from agentrl.run.environments import set_up
+from agentrl.rollout.environment import set_up
 from agentrl.sample import Sample
 
 _ROOM = 32_768  # context length if neither settings nor model give it: today's agents have long prompts

@@ -30,11 +30,11 @@ from agentrl.errors import AgentRLError, Blame, SettingsError
 from agentrl.groups import Group
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.environment import set_up
 from agentrl.rollout.functions import RewardFunction
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import UNGRADED, Grader
 from agentrl.rollout.settings import FailureAction, RolloutSettings
-from agentrl.run.environments import set_up
 from agentrl.run.preflight import FirstRows, Plugins, check_graded
 from agentrl.sample import Sample
 

@@ -26,13 +26,11 @@ _ADMIN = "Key for the control routes instead (weights, pauses, memory). Without 
 @click.option("--api-key", envvar="SGLANG_API_KEY", show_envvar=True, metavar="KEY", help="Key for all but /health.")
 @click.option("--admin-api-key", envvar="SGLANG_ADMIN_API_KEY", show_envvar=True, metavar="KEY", help=_ADMIN)
 @click.option("--batch-invariant", is_flag=True, help="Results do not depend on the batch, for --true-on-policy-mode.")
-@click.option("--exact", is_flag=True, hidden=True)
 def command(**options: Any) -> int:
     """Serve the Hugging Face folder MODEL with the built-in engine: SGLang's HTTP protocol, and OpenAI's chat API."""
     from agentrl.engine.embedded.server import serve
     from agentrl.engine.embedded.service import Options
     from agentrl.gateway.served.openai import ROUTES
 
-    former = options.pop("exact")
-    serve(Options(**options | {"batch_invariant": options["batch_invariant"] or former}), ROUTES)
+    serve(Options(**options), ROUTES)
     return 0

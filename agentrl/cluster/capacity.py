@@ -6,6 +6,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 
 from agentrl.config import RunSettings
@@ -57,14 +58,14 @@ def fitting(settings: RunSettings, has: Mapping[str, float]) -> RunSettings:
         return settings
     part, each = settings.train.model_parallel_size, cluster.rollout_num_gpus_per_engine
     forms = product(range(part, trainers + 1, part), range(each, devices + 1, each))
-    fits = [form for form in forms if _needs(settings, kind, *form) <= there]
-    if cluster.allow_fewer_devices and fits:
-        fewer, less = max(fits, key=lambda form: (min(form[0] / trainers, form[1] / devices), sum(form)))
+    fits = [form for form in forms if cluster.allow_fewer_devices and _needs(settings, kind, *form) <= there]
+    for fewer, less in sorted(fits, key=lambda form: (-min(form[0] / trainers, form[1] / devices), -sum(form))):
         per_node = math.gcd(fewer, cluster.actor_num_gpus_per_node)
         shape = {"actor_num_nodes": fewer // per_node, "actor_num_gpus_per_node": per_node, "rollout_num_gpus": less}
         if cluster.critic_world_size:
             shape["critic_num_gpus_per_node"] = cluster.critic_num_gpus_per_node or cluster.actor_num_gpus_per_node
-        return settings.replace(**shape)
+        with suppress(SettingsError):  # the model's layout does not divide so many processes
+            return settings.replace(**shape)
     processes = counted(trainers + cluster.critic_world_size, "trainer process", "trainer processes")
     together = " on the same devices" if cluster.colocate else ""
     raise SettingsError(

@@ -23,7 +23,7 @@ from agentrl.cluster.trainers import RayTrainer, TrainActor, local_ranks, rank_o
 from agentrl.config import RunSettings
 from agentrl.errors import SettingsError, ungrouped
 from agentrl.run.demonstrations import without_engines
-from agentrl.run.protocols import Components, Found, Progress, Start, WeightTransfer, counted, within
+from agentrl.run.protocols import Components, Found, Progress, WeightTransfer, counted, within
 from agentrl.run.training import Learners, RankInfo
 from agentrl.run.weights import BroadcastWeights, DiskWeights, SharedWeights, eval_weights
 from agentrl.runfolder import RunFolder
@@ -52,7 +52,6 @@ async def start(
         yield await _Starting(fits, folder, resume, progress, engines(fits), more_engines(fits)).on(stack)
 
 
-_checked: Start = start
 _Addresses = tuple[list[str], dict[str, int | str]]  # of the run's engines; of `--engine-groups`, by name
 
 

@@ -45,9 +45,7 @@ from agentrl.settings import shown
 
 NO_TOKENS: Final = "a hosted model (--engine openai) gives no token ids and no log-probs"
 KIND: Final = "hosted_no_tokens"  # kind of the failure of code that asks a hosted model for token ids
-_MIN_KEY_LENGTH: Final = (
-    16  # characters of a secret: a shorter key (EMPTY) is a placeholder, and may be an answer's word
-)
+_MIN_KEY_LENGTH: Final = 16  # a shorter key (EMPTY) is no secret, and may be a word of an answer
 _SENT: Final[tuple[str, ...]] = ("role", "content", "tool_calls", "tool_call_id")
 
 

@@ -178,14 +178,13 @@ class EnginePool(HealthMonitor):
         *,
         rid: str | None = None,
         session_id: str | None = None,
-        deadline: float | None = None,
         sink: Sink = None,
     ) -> Reply:
         """Return an engine's answer to POST `path`, or to GET if there is no body. After status 408, 429 or 5xx the
         pool asks another engine; other statuses are returned. A request that an update interrupts starts again. `sink`
         receives an answer of status 200 in parts. After the first part, the request is not sent again: an update or a
         failure ends the answer. All else is as with `generate`."""
-        with self._within(deadline, path):
+        with self._within(None, path):
             return await self._requests.relay(GenerateCall(rid or uuid.uuid4().hex, session_id, sink=sink), path, body)
 
     @contextmanager

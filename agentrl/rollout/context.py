@@ -21,7 +21,6 @@ N = TypeVar("N", int, float)
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
-    from agentrl.engine.pool import EnginePool
     from agentrl.envs import Environments
     from agentrl.gateway.server import Gateway
 
@@ -48,12 +47,6 @@ class Scorer(Protocol):
         self, ids: Sequence[int], count: int, *, session_id: str | None = None, images: ImageInputs | None = None
     ) -> list[float]:
         """Return the log-probs of the last `count` of `ids`, each given all ids before it."""
-
-
-if TYPE_CHECKING:
-    _GENERATOR: type[Generator] = EnginePool
-    _HOSTED: type[Generator] = HostedModel
-    _SCORER: type[Scorer] = EnginePool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
 """The environment of one trajectory: deadlines and checks of its calls, and its state during a pause between rollouts.
+`set_up` opens what all trajectories of a process share.
 
 1. Every instance is closed, also if the trajectory is cancelled.
 2. Results of calls are checked. Every error in an environment becomes an `EnvFailure` that names the environment.
@@ -7,8 +8,8 @@
    `restart`: raise `Restarted`. A pause for a weight update changes nothing."""
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
 from dataclasses import replace
 from itertools import zip_longest
@@ -189,3 +190,36 @@ class LiveEnvironment:
     async def _guarded(self, method: str, call: Awaitable[T]) -> T:
         timeout, what = self._context.settings.env_timeout, f"{self._name}.{method}"
         return await guarded(call, what=what, timeout=timeout, failure=EnvFailure, work_only=True, flag="--env-timeout")
+
+
+@asynccontextmanager
+async def set_up(entries: Iterable[EnvSpec], timeout: float) -> AsyncIterator[None]:
+    """Open tool sources and call `setup`, once per class; undo both at the end. `timeout`: seconds for each call."""
+    classes = {entry.kind: entry for entry in entries}
+    sources = {id(source): (source, kind) for kind in classes for source in kind.tool_sources()}
+    async with AsyncExitStack() as stack:
+        for source, kind in sources.values():
+            stack.push_async_callback(source.close)
+            await _hook(source.open(), f"{kind.__name__}.tools", timeout)
+        for entry in classes.values():
+            await stack.enter_async_context(_set_up(entry, timeout))
+        yield
+
+
+@asynccontextmanager
+async def _set_up(entry: EnvSpec, timeout: float) -> AsyncIterator[None]:
+    kind = entry.kind
+    await _hook(kind.setup(entry.args), f"{kind.__name__}.setup", timeout)
+    try:
+        yield
+    except BaseException as error:
+        try:
+            await _hook(kind.teardown(), f"{kind.__name__}.teardown", timeout)
+        except EnvFailure as failure:
+            error.add_note(str(failure))
+        raise
+    await _hook(kind.teardown(), f"{kind.__name__}.teardown", timeout)
+
+
+async def _hook(call: Awaitable[None], what: str, timeout: float) -> None:
+    await guarded(call, what=what, timeout=timeout, failure=EnvFailure)

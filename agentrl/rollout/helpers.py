@@ -82,7 +82,8 @@ class Recorder:
         # The numbers of the origin and the record give every conversation other sampling seeds.
         attempt = f"{origin.metadata.get('attempt', 0)}/{len(self.records)}"
         sample = Sample(origin.group_index, origin.index, metadata={"attempt": attempt}, images=origin.images)
-        talk = Conversation(context.chat, sample, messages, self.tools, context_length=context.context_length)
+        length, limit = context.context_length, context.settings.rollout_max_prompt_len
+        talk = Conversation(context.chat, sample, messages, self.tools, context_length=length, prompt_limit=limit)
         self.records.append(_Record(messages, talk, sample))
         return self.records[-1]
 

@@ -23,7 +23,7 @@ from agentrl.config import RunSettings
 from agentrl.engine.local import in_process
 from agentrl.run.demonstrations import without_engines
 from agentrl.run.engines import launched, launched_groups, model_of
-from agentrl.run.protocols import Batch, Components, Found, Progress, Start, Trainer, within
+from agentrl.run.protocols import Batch, Components, Found, Progress, Trainer, within
 from agentrl.run.rollouts import LedgerRollouts
 from agentrl.run.training import RankInfo, free_port, start_backend
 from agentrl.run.weights import DiskWeights, eval_weights
@@ -56,9 +56,6 @@ async def start(
         weights = DiskWeights(folder, trainer, rollouts.engines, root=settings.cluster.update_weight_disk_dir)
         own = eval_weights(settings, folder, trainer, lambda: rollouts.eval_engines)
         yield Components(rollouts, trainer, weights, own)
-
-
-_checked: Start = start
 
 
 @asynccontextmanager

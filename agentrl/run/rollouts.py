@@ -38,6 +38,7 @@ from agentrl.modelfolder import ImageTokens
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import EngineGroup, RolloutContext
 from agentrl.rollout.coordinator import Rollout, RolloutCoordinator
+from agentrl.rollout.environment import set_up
 from agentrl.rollout.evaluate import Evaluated, counted, evaluate
 from agentrl.rollout.filters import named_filter
 from agentrl.rollout.functions import RewardFunction
@@ -48,11 +49,10 @@ from agentrl.rollout.stats import RolloutStats
 from agentrl.rollout.teacher import probe_text, same_vocabulary
 from agentrl.rollout.user_tasks import UserTasks
 from agentrl.rollout.worker import Player, RolloutWorker
-from agentrl.run.environments import set_up
 from agentrl.run.evalsets import EvalSet, eval_sets
 from agentrl.run.metrics import rollout_metrics, staleness_metrics, truncation_metrics
 from agentrl.run.preflight import Plugins, load_chat, teacher_pool, ungraded
-from agentrl.run.protocols import EVALUATES, Batch, Rollouts, WeightSink
+from agentrl.run.protocols import EVALUATES, Batch, Rollouts
 from agentrl.run.resuming import write_evaluation
 from agentrl.runfolder import RunFolder
 from agentrl.tools.threads import run_in_daemon_thread
@@ -398,4 +398,3 @@ async def _context_length(settings: RunSettings, pool: EnginePool) -> int:
 
 
 _rollouts: type[Rollouts] = LedgerRollouts
-_sink: type[WeightSink] = EnginePool

@@ -59,6 +59,11 @@ def test_too_few_gpus_are_refused_with_the_numbers() -> None:
         ("--actor-num-nodes 2 --actor-num-gpus-per-node 8 --rollout-num-gpus 16", 24, (12, 0, 12)),
         ("--actor-num-gpus-per-node 8 --colocate --rollout-num-gpus-per-engine 2 --engine sglang", 5, (5, 0, 4)),
         (
+            "--actor-num-gpus-per-node 4 --rollout-num-gpus 4 --train-backend fsdp --data-parallel-replicate-degree 2",
+            6,
+            (2, 0, 4),
+        ),
+        (
             "--actor-num-gpus-per-node 4 --critic-num-nodes 1 --rollout-num-gpus 4 --advantage-estimator ppo",
             8,
             (2, 4, 2),

@@ -204,7 +204,7 @@ def _form(body: Fields) -> str:
 
 def in_order_of_calls(messages: Sequence[Message]) -> Iterator[Message]:
     """Put results that follow each other in the order of their calls: most chat templates do not show the ids."""
-    places, numbers = dict[str, int](), count()
+    places, numbers = dict[Any, int](), count()
     for results, run in groupby(messages, key=lambda message: message["role"] == "tool"):
         if results:
             yield from sorted(run, key=lambda message: places.get(message.get("tool_call_id"), -1))

@@ -12,7 +12,7 @@ from agentrl.compat.retrain import FastMCPEnv
 from agentrl.envs import ALONE, Environments, EnvSpec
 from agentrl.errors import PluginError
 from agentrl.rollout.agent_loop import run_environment
-from agentrl.run.environments import set_up
+from agentrl.rollout.environment import set_up
 from agentrl.sample import Sample
 from tests.rollout.scripted import END, ScriptedEngine, make_context
 from tests.tools.test_mcp import http_server
