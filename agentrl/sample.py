@@ -25,7 +25,7 @@ import math
 import typing
 from array import array
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -358,7 +358,7 @@ class Sample:
         field is wrong. The error names the field, the expected value and the given value."""
         where = f"sample index={self.index!r:.40} group_index={self.group_index!r:.40}"
         try:
-            _shape().validate_python({f.name: getattr(self, f.name) for f in fields(self)})
+            _shape().validate_python({name: getattr(self, name) for name in self.__dataclass_fields__})
         except ValueError as error:
             wrong = cast("ValidationError", error).errors(include_url=False)[0]
             name = ".".join(map(str, wrong["loc"]))
@@ -470,13 +470,13 @@ class Sample:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sample as plain JSON types; `from_dict` restores an equal sample."""
-        out = {f.name: getattr(self, f.name) for f in fields(self)}
+        out = {name: getattr(self, name) for name in self.__dataclass_fields__}
         out |= {name: list(out[name]) for name in _COMPACT if out[name] is not None}
         routing = self.routing()
         out[_ROUTED] = None if routing is None else routing.tolist()
         out[_PIXELS] = {name: values.tolist() for name, values in self._pixels().items()} or None
         out["status"] = self.status.value
-        out["spec_info"] = {f.name: getattr(self.spec_info, f.name) for f in fields(self.spec_info)}
+        out["spec_info"] = {name: getattr(self.spec_info, name) for name in self.spec_info.__dataclass_fields__}
         out["segments"] = [[s.origin.value, s.start, s.end, s.turn, s.version] for s in self.segments]
         out["images"] = {name: image.url for name, image in self.images.items()}
         out["image_spans"] = [[span.hash, span.start, span.end] for span in self.image_spans]
@@ -488,9 +488,8 @@ class Sample:
         has a wrong type or is out of range, or the lengths disagree."""
         if not isinstance(data, Mapping):
             raise SampleError(f"a sample must be an object with its fields, got {data!r:.80}")
-        names = {f.name for f in fields(cls)}
-        if unknown := sorted(map(str, set(data) - names)):
-            raise SampleError(f"unknown sample fields {unknown!s:.200}; known are {sorted(names)}")
+        if unknown := sorted(map(str, data.keys() - cls.__dataclass_fields__)):
+            raise SampleError(f"unknown sample fields {unknown!s:.200}; known are {sorted(cls.__dataclass_fields__)}")
         kept = dict(data)
         for name in _READ.keys() & kept.keys():
             try:

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -99,7 +100,7 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
         large = header.get("large", ()) if routing else ()
         for raw, at, listed in ((plain, 4 + size, header["arrays"]), (routing, 0, large)):
             for number, name, dtype, shape in listed:
-                numbers = np.frombuffer(raw, dtype=np.dtype(dtype), count=int(np.prod(shape)), offset=at)
+                numbers = np.frombuffer(raw, dtype=np.dtype(dtype), count=math.prod(shape), offset=at)
                 arrays[number][name] = numbers.reshape(shape)
                 at += numbers.nbytes
         images, at = dict[str, Image](), 0
