@@ -10,12 +10,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agentrl.compat.calls import adapted, in_use, namespace, served
+from agentrl.compat.calls import adapted, as_slime, in_use, namespace, served
 from agentrl.compat.helpers import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from agentrl.compat.modules import install
 from agentrl.compat.sample import keep_plain
 from agentrl.compat.sglang_rollout import apply_rollout_sample_hooks
-from agentrl.compat.source import as_slime
 from agentrl.engine.pool import EnginePool
 from agentrl.errors import PluginError, SettingsError
 from agentrl.groups import Group, GroupStore

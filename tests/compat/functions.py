@@ -4,6 +4,7 @@
 import copy
 
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime.rollout.data_source import RolloutDataSource
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.sglang_rollout import GenerateState, generate_and_rm_group
 from slime.rollout.sglang_rollout import generate as generate_once
@@ -78,6 +79,15 @@ class Source:
 
     def __len__(self):
         return 100
+
+
+class Inheriting(RolloutDataSource):
+    def get_samples(self, num_samples):
+        groups = super().get_samples(num_samples)
+        assert all(isinstance(sample.prompt, str) for group in groups for sample in group)
+        groups[-1][-1] = copy.deepcopy(groups[-1][0])
+        groups[0][0].prompt += "changed"
+        return groups
 
 
 async def each(args, sample, rollout_id, evaluation):

@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.buffer.ledger import Ledger, State
 from agentrl.config import RunSettings
+from agentrl.data.user_source import load_source
 from agentrl.engine.local import in_process
 from agentrl.errors import AgentRLError, PluginError, SettingsError
 from agentrl.run.driver import open_folder
@@ -83,6 +84,17 @@ async def test_a_sample_names_its_own_functions(kit: RunKit) -> None:
     assert [sample.reward for group in groups for sample in group] == [2, 7, 2, 7]
     assert [[s.to_dict() for s in group] for group in again] == [[s.to_dict() for s in group] for group in groups]
     assert json.loads(folder.ledger.with_name(folder.ledger.name + ".source").read_text()) == 0
+
+
+def test_a_source_of_slimes_kind_gives_messages_unless_it_changed_their_text(kit: RunKit) -> None:
+    s = settings(kit, {})
+    own = s.replace(data_source_path=f"{FUNCTIONS}:Inheriting")
+    expected = load_source(s.data, s.args).get_samples(2)
+    (changed, same), copied = load_source(own.data, own.args).get_samples(2)
+    assert str(changed.prompt).endswith("changed")
+    assert isinstance(same.prompt, list)
+    assert same.prompt == expected[0][1].prompt
+    assert [sample.prompt for sample in copied] == [sample.prompt for sample in expected[1]]
 
 
 async def test_hooks_are_called_at_their_moments_and_the_ledger_stays_exact(kit: RunKit) -> None:
