@@ -46,6 +46,7 @@ def namespace(args: Args) -> Namespace:
     values = {name: list(value) if isinstance(value := getattr(args, name), tuple) else value for name in args}
     values.update(args.compat_options)  # the user's keys override settings that only we have
     values["sglang_server_concurrency"] = args.rollout_max_concurrency
+    values["load"] = args.load or args.save
     values["eval_max_context_len"] = args.eval_max_context_len or args.rollout_max_context_len
     _known.append((args, Namespace(**{**values, **_address})))
     return _known[-1][1]

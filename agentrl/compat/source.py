@@ -30,9 +30,9 @@ class SlimeDataSource(ours.RolloutDataSource):
             super().save(self._file(self.args.save, rollout_id))
 
     def load(self, rollout_id: Any = None) -> None:
-        folder = getattr(self.args, "load", None) or getattr(self.args, "save", None)
-        if folder and (file := self._file(folder, rollout_id)).is_file():
-            super().load(file)
+        folders = [folder for name in ("save", "load") if (folder := getattr(self.args, name, None))]
+        if found := [file for folder in folders if (file := self._file(folder, rollout_id)).is_file()]:
+            super().load(found[0])
 
     def _file(self, folder: str, rollout_id: Any) -> Path:
         return Path(folder) / "rollout" / f"{type(self).__name__}_{rollout_id}.json"

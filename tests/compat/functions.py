@@ -2,6 +2,8 @@
 """Functions as people write them for slime, without any import of agentrl."""
 
 import copy
+import json
+import os
 
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import RolloutDataSource
@@ -88,6 +90,22 @@ class Inheriting(RolloutDataSource):
         groups[-1][-1] = copy.deepcopy(groups[-1][0])
         groups[0][0].prompt += "changed"
         return groups
+
+
+class Saving(RolloutDataSource):
+    """Saves itself as slime's sources do."""
+
+    def save(self, rollout_id):
+        path = os.path.join(self.args.save, f"rollout/state_{rollout_id}.json")
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as file:
+            json.dump({"position": self.position}, file)
+
+    def load(self, rollout_id=None):
+        if self.args.load is None:
+            return
+        with open(os.path.join(self.args.load, f"rollout/state_{rollout_id}.json")) as file:
+            self.position = json.load(file)["position"]
 
 
 async def each(args, sample, rollout_id, evaluation):

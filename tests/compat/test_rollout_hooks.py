@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from agentrl.buffer.ledger import Ledger, State
+from agentrl.compat.calls import namespace
 from agentrl.config import RunSettings
 from agentrl.data.user_source import load_source
 from agentrl.engine.local import in_process
 from agentrl.errors import AgentRLError, PluginError, SettingsError
+from agentrl.run import driver, offline
 from agentrl.run.driver import open_folder
 from agentrl.run.preflight import Plugins
 from agentrl.run.rollouts import LedgerRollouts
-from agentrl.runfolder import RunFolder
+from agentrl.runfolder import BELOW, RunFolder
 from tests.support.runs import RunKit
 
 FUNCTIONS = Path(__file__).with_name("functions.py")
@@ -95,6 +97,39 @@ def test_a_source_of_slimes_kind_gives_messages_unless_it_changed_their_text(kit
     assert isinstance(same.prompt, list)
     assert same.prompt == expected[0][1].prompt
     assert [sample.prompt for sample in copied] == [sample.prompt for sample in expected[1]]
+
+
+@pytest.mark.parametrize(("source", "load"), [("Inheriting", False), ("Inheriting", True), ("Saving", False)])
+def test_a_source_continues_from_the_folder_of_checkpoints(
+    kit: RunKit, source: str, load: bool, tmp_path: Path
+) -> None:
+    folders = {"save": str(tmp_path / "own"), **({"load": str(tmp_path / "other")} if load else {})}
+    s = settings(kit, {}, data_source_path=f"{FUNCTIONS}:{source}", **folders)
+    first, again, numbers = load_source(s.data, s.args), load_source(s.data, s.args), []
+    first.get_samples(2)
+    first.save(tmp_path / "state")
+    again.load(tmp_path / "state")
+    for one in (first, again):
+        numbers.append(one.get_samples(1)[0][0].group_index)
+    assert numbers == [2, 2]
+
+
+@pytest.mark.parametrize("command", ["train", "rollout"])
+def test_args_have_the_folder_of_checkpoints(kit: RunKit, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[str]()
+
+    @asynccontextmanager
+    async def start(s: RunSettings, *_: object, **__: object) -> AsyncIterator[Any]:
+        seen.append(namespace(s.args).save)
+        raise AgentRLError("enough")
+        yield
+
+    monkeypatch.setattr(offline, "launched", start)
+    s = settings(kit, {}, num_rollout=1)
+    with pytest.raises(AgentRLError, match="enough"):
+        driver.train(s, start) if command == "train" else offline.rollout(s)
+    below = Path(s.observability.output_dir).resolve() / BELOW[command]
+    assert seen == [str(below / "checkpoints")]
 
 
 async def test_hooks_are_called_at_their_moments_and_the_ledger_stays_exact(kit: RunKit) -> None:
