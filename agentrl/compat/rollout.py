@@ -2,7 +2,8 @@
 
 1. A rollout function generates whole rollouts from groups of the ledger, so it needs max_staleness 0. Groups that it
    returns are completed, groups that it passes to `data_source.add_samples` wait for a later rollout, and other groups
-   are dropped, with that reason. New groups of the function are added to the ledger.
+   are dropped, with that reason. New groups of the function are added to the ledger. Groups beyond `rollout_batch_size`
+   are dropped too: later they would be too old. Without more data, `get_samples` ends the function and the run.
 2. The sample filter is called with the groups of every batch, also after a resume; it marks samples by `remove_sample`.
 3. "All samples" are the samples that this process generated since the previous batch, dropped groups included."""
 
@@ -97,12 +98,16 @@ class SlimeRollouts(RolloutHooks):
             source = _Leases(self._args, store, step)
             try:
                 source.record(call_rollout_fn(self._play, self._slime, step, source, evaluation=False))
+            except _DataEnded:
+                source.end(store.release, "the data has ended")
             except Exception as error:
                 source.end(store.release, "the rollout function failed")
                 raise PluginError(f"rollout_function_path raised {describe_error(error)}") from error
             groups = store.next_batch(wanted, step)
-        if len(groups) < wanted:
-            raise PluginError(f"rollout_function_path returned {len(groups)} groups, rollout_batch_size is {wanted}")
+            store.expire(step + 1, "more than rollout_batch_size", again=False)
+            if len(groups) < wanted and not source.ended:
+                found = f"{len(groups)} groups, rollout_batch_size is {wanted}"
+                raise PluginError(f"rollout_function_path returned {found}")
         self._all += groups if self._process is not None else []
         return groups
 
@@ -148,15 +153,23 @@ class SlimeRollouts(RolloutHooks):
         return bool(self._log_evaluation(self._slime.rollout_id, self._slime, data, metrics))
 
 
+class _DataEnded(Exception):
+    """No group is left. It ends a rollout function, which may loop until it has enough groups."""
+
+
 class _Leases:
     """The data source that a rollout function gets: groups of the ledger."""
 
     def __init__(self, args: Any, store: GroupStore, step: int) -> None:
         self._args, self._store, self._step = args, store, step
         self._leased: set[int] = set()
+        self.ended = False
 
     def get_samples(self, num_samples: int) -> list[Any]:
         groups = self._store.lease(num_samples, self._step)
+        self.ended = len(groups) < num_samples
+        if self.ended and not groups:
+            raise _DataEnded("get_samples: the data has ended")
         self._leased |= {group[0].group_index for group in groups if group[0].group_index is not None}
         return [[as_slime(self._args, sample) for sample in group] for group in groups]
 

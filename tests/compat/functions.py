@@ -167,6 +167,17 @@ def too_few(args, rollout_id, data_source, evaluation=False):
     return []
 
 
+def too_many(args, rollout_id, data_source, evaluation=False):
+    return [[_finished(sample) for sample in group] for group in data_source.get_samples(3)]
+
+
+def until_enough(args, rollout_id, data_source, evaluation=False):
+    groups = []
+    while len(groups) < args.rollout_batch_size:
+        groups += data_source.get_samples(1)
+    return [[_finished(sample) for sample in group] for group in groups]
+
+
 def fails(args, rollout_id, data_source, evaluation=False):
     data_source.get_samples(1)
     return 1 / 0

@@ -192,6 +192,31 @@ async def test_a_rollout_function_that_fails_loses_nothing(kit: RunKit, function
             assert not ledger.counts().get(State.LEASED)
 
 
+async def test_groups_beyond_a_batch_are_never_trained(kit: RunKit) -> None:
+    s = settings(kit, {"rollout_function_path": "too_many"})
+    with open_folder(s) as folder:
+        async with opened(s, folder) as rollouts:
+            batches = [await rollouts.next_batch(step) for step in range(2)]
+        with Ledger(folder.ledger) as ledger, ledger.transaction() as db:
+            dropped = db.execute("SELECT group_id, reason FROM events WHERE to_state='dropped'").fetchall()
+    assert [batch and batch.group_ids for batch in batches] == [(0, 1), (3, 4)]
+    assert dropped == [(2, "more than rollout_batch_size"), (5, "more than rollout_batch_size")]
+
+
+@pytest.mark.parametrize(("function", "left"), [("until_enough", 1), ("too_many", 0)])
+async def test_a_rollout_function_ends_with_the_data(kit: RunKit, function: str, left: int) -> None:
+    s = settings(kit, {"rollout_function_path": function}, num_epoch=1, rollout_batch_size=7)
+    if not left:
+        s = s.replace(rollout_batch_size=2)
+    with open_folder(s) as folder:
+        async with opened(s, folder) as rollouts:
+            batches = [await rollouts.next_batch(step) for step in range(4)]
+        with Ledger(folder.ledger) as ledger:
+            assert ledger.counts().get(State.WAITING, 0) == left
+    expected = [False, True, True, True] if left else [False, False, False, True]
+    assert [batch is None for batch in batches] == expected
+
+
 def test_what_cannot_be_is_refused_before_the_run(kit: RunKit) -> None:
     with pytest.raises(SettingsError, match="--max-staleness 0"):
         Plugins.load(settings(kit, {"rollout_function_path": "rollout"}, max_staleness=1))
