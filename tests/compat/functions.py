@@ -154,12 +154,13 @@ def _finished(sample):
 def rollout(args, rollout_id, data_source, evaluation=False):
     if evaluation:
         samples = [_finished(Sample(index=0))]
-        return RolloutFnEvalOutput({"mine": {"rewards": [0.5], "truncated": [False], "samples": samples}})
+        data = {"mine": {"rewards": [0.5], "truncated": [False], "samples": samples}}
+        return RolloutFnEvalOutput(data, metrics={"eval/own": 4})
     first, second, *_ = data_source.get_samples(4)
     played = run(generate_and_rm_group(args, first, GenerateState(args).sampling_params))
     own = [_finished(Sample(index=90 + at)) for at in range(2)]
     data_source.add_samples([second])
-    return RolloutFnTrainOutput([played, own])
+    return RolloutFnTrainOutput([played, own], metrics={"rollout/own": 3, "table": object()})
 
 
 def too_few(args, rollout_id, data_source, evaluation=False):
@@ -178,6 +179,10 @@ def until_enough(args, rollout_id, data_source, evaluation=False):
     return [[_finished(sample) for sample in group] for group in groups]
 
 
+def without_samples(args, rollout_id, data_source, evaluation=False):
+    return {"mine": {"rewards": [0.5]}}
+
+
 def fails(args, rollout_id, data_source, evaluation=False):
     data_source.get_samples(1)
     return 1 / 0
@@ -194,6 +199,10 @@ def newest(args, rollout_id, buffer, num_samples):
     chosen = buffer[-num_samples:]
     del buffer[-num_samples:]
     return chosen
+
+
+def breaks(*values):
+    return 1 / 0
 
 
 async def fails_to_reward(args, sample, **kwargs):

@@ -169,6 +169,7 @@ async def test_a_rollout_function_plays_on_groups_of_the_ledger(kit: RunKit) -> 
     assert batch is not None
     assert again is not None
     assert again.group_ids == batch.group_ids
+    assert (batch.metrics["rollout/own"], evaluated["eval/own"], "table" in batch.metrics) == (3, 4, False)
     # Four are leased. One is returned with a new group, and one is released; the others are dropped.
     assert (counts[State.COMPLETED], counts[State.DROPPED], counts[State.WAITING]) == (2, 2, 1)
     assert evaluated["eval/mine/reward"] == 0.5
@@ -190,6 +191,29 @@ async def test_a_rollout_function_that_fails_loses_nothing(kit: RunKit, function
                 await rollouts.next_batch(0)
         with Ledger(folder.ledger) as ledger:
             assert not ledger.counts().get(State.LEASED)
+
+
+@pytest.mark.parametrize(
+    ("setting", "function", "message"),
+    [
+        ("rollout_sample_filter_path", "breaks", "raised ZeroDivisionError: .* at .*functions.py"),
+        ("rollout_all_samples_process_path", "breaks", "raised ZeroDivisionError"),
+        ("custom_rollout_log_function_path", "breaks", "raised ZeroDivisionError"),
+        ("custom_eval_rollout_log_function_path", "breaks", "raised ZeroDivisionError"),
+        ("eval_function_path", "fails", "raised "),
+        ("eval_function_path", "without_samples", ": no 'samples' of mine"),
+    ],
+)
+async def test_an_error_names_the_setting_of_its_function(
+    kit: RunKit, setting: str, function: str, message: str
+) -> None:
+    hooks = {"rollout_function_path": "rollout", setting: function}
+    s = settings(kit, hooks)
+    with open_folder(s) as folder:
+        async with opened(s, folder) as rollouts:
+            call = rollouts.evaluate if "eval" in setting else rollouts.play
+            with pytest.raises(PluginError, match=f"^{setting} ?{message}"):
+                await call(0)
 
 
 async def test_groups_beyond_a_batch_are_never_trained(kit: RunKit) -> None:
