@@ -35,7 +35,7 @@ class Namespace(Open):
 
 _known: list[tuple[Args, Namespace]] = []
 """Settings of this process, with the args made of them. Evaluation sets have separate settings."""
-_address: dict[str, Any] = {}
+_shared: dict[str, Any] = {}
 _adapted: set[str] = set()
 
 
@@ -48,8 +48,15 @@ def namespace(args: Args) -> Namespace:
     values["sglang_server_concurrency"] = args.rollout_max_concurrency
     values["load"] = args.load or args.save
     values["eval_max_context_len"] = args.eval_max_context_len or args.rollout_max_context_len
-    _known.append((args, Namespace(**{**values, **_address})))
+    _known.append((args, Namespace(**{**values, **_shared})))
     return _known[-1][1]
+
+
+def share(**values: Any) -> None:
+    """Set these values in all args of this process."""
+    _shared.update(values)
+    for _, made in _known:
+        vars(made).update(values)
 
 
 @contextmanager
@@ -58,13 +65,11 @@ def served(url: str) -> Iterator[None]:
     from agentrl.compat.helpers import SingletonMeta
 
     address = urlsplit(url)
-    _address.update(sglang_router_ip=address.hostname, sglang_router_port=address.port)
-    for _, made in _known:
-        vars(made).update(_address)
+    share(sglang_router_ip=address.hostname, sglang_router_port=address.port)
     try:
         yield
     finally:
-        _address.clear()
+        _shared.clear()
         _known.clear()
         SingletonMeta.instances.clear()
 

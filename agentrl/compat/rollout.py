@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, SupportsFloat
 
-from agentrl.compat.calls import adapted, as_slime, in_use, namespace, served
+from agentrl.compat.calls import adapted, as_slime, in_use, namespace, served, share
 from agentrl.compat.helpers import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from agentrl.compat.modules import install
 from agentrl.compat.sample import keep_plain
@@ -77,7 +77,7 @@ class SlimeRollouts(RolloutHooks):
                 yield
 
     def begin(self, step: int) -> None:
-        self._slime.rollout_id = step
+        share(rollout_id=step)
 
     async def generated(self, args: Any, samples: Group, evaluation: bool) -> Group:
         if not self._each:

@@ -141,6 +141,8 @@ def eval_log(rollout_id, args, data, extra_metrics):
     (found,) = data.values()
     rewards = found["rewards"]
     assert len(rewards) == len(found["truncated"]) == len(found["samples"])
+    hooked = [sample.metadata["hooked"] for sample in found["samples"] if "hooked" in sample.metadata]
+    assert all(given == [args.rollout_id, True] for given in hooked)
     extra_metrics["mine"] = sum(rewards) / len(rewards)
     return False
 

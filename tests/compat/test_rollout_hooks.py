@@ -132,7 +132,7 @@ def test_args_have_the_folder_of_checkpoints(kit: RunKit, command: str, monkeypa
     assert seen == [str(below / "checkpoints")]
 
 
-async def test_hooks_are_called_at_their_moments_and_the_ledger_stays_exact(kit: RunKit) -> None:
+async def test_hooks_are_called_at_their_moments_and_the_ledger_stays_exact(kit: RunKit, tmp_path: Path) -> None:
     hooks = {
         "rollout_sample_hook_path": ["each"],
         "rollout_sample_filter_path": "sample_filter",
@@ -140,8 +140,11 @@ async def test_hooks_are_called_at_their_moments_and_the_ledger_stays_exact(kit:
         "custom_rollout_log_function_path": "log",
         "custom_eval_rollout_log_function_path": "eval_log",
     }
-    data = ("dev", str(kit.folder / "prompts.jsonl"))
-    s = settings(kit, hooks, dynamic_sampling_filter_path=f"{FUNCTIONS}:dynamic_filter", eval_prompt_data=data)
+    # An evaluation set with a setting of its own has args of its own.
+    own = {"name": "dev", "path": str(kit.folder / "prompts.jsonl"), "top_k": 5}
+    (tmp_path / "evals.yaml").write_text(json.dumps({"datasets": [own]}))
+    evals = {"eval_config": str(tmp_path / "evals.yaml")}
+    s = settings(kit, hooks, dynamic_sampling_filter_path=f"{FUNCTIONS}:dynamic_filter", **evals)
     with open_folder(s) as folder:
         async with opened(s, folder) as rollouts:
             groups, metrics, _ = await rollouts.play(0)
