@@ -224,10 +224,13 @@ _DISTILLATION, _SEEING = "slime.rollout.on_policy_distillation", "slime_plugins.
 
 def _distil(values: dict[str, Any]) -> None:
     """Translate slime's distillation by a reward function, which returns 0. Here the run asks the teacher."""
-    own = dict(values.get(OWN) or {})
-    own.pop("custom_reward_post_process_path", None)
-    url = str(values.pop("rm_url", "")).removesuffix("/generate")
-    del values["custom_rm_path"]
+    path, own = values.pop("custom_rm_path"), dict(values.get(OWN) or {})
+    hook = own.pop("custom_reward_post_process_path", None)
+    if hook not in (None, f"{_DISTILLATION}.post_process_rewards"):
+        remedy = "rewards are 0; leave it out, or give your own --custom-rm-path with --use-opd and --opd-teacher-url"
+        raise SettingsError(f"--custom-reward-post-process-path {hook} with --custom-rm-path {path}: {remedy}")
+    if not (url := str(values.pop("rm_url", None) or "").removesuffix("/generate")):
+        raise SettingsError(f"--custom-rm-path {path} needs --rm-url, the address of the teacher")
     values.pop("use_opd", None)
     values |= {OWN: own, "opd_teacher_url": [url], "advantage_estimator": "on_policy_distillation"}
 

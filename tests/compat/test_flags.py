@@ -120,6 +120,15 @@ def test_slimes_teacher_is_asked_by_the_run() -> None:
     assert (settings.rollout.custom_rm_path, settings.compat.compat_options) == (None, {})
 
 
+def test_slimes_teacher_needs_its_address_and_no_other_hook() -> None:
+    line = "--custom-rm-path slime.rollout.on_policy_distillation.reward_func"
+    assert message(line) == f"{line} needs --rm-url, the address of the teacher"
+    hook = "--custom-reward-post-process-path own.py:rewards"
+    assert message(f"{line} --rm-url http://x:1/generate {hook}").startswith(
+        f"{hook} with {line}: rewards are 0; leave"
+    )
+
+
 def test_slimes_defaults_and_what_slime_ignores() -> None:
     settings = build("--slime-defaults --kl-loss-type k3 --sequence-parallel --num-epoch 3 --num-rollout 7 --lr 1e-5")
     assert settings.rollout.n_samples_per_prompt == 1
