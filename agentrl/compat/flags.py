@@ -29,9 +29,9 @@ from agentrl.compat.facts import facts
 from agentrl.compat.script import read_script
 from agentrl.config.compat_interface import CompatInterface, Part
 from agentrl.config.fields import Sections, all_fields
-from agentrl.config.files import read_document
+from agentrl.config.files import as_words, read_document
 from agentrl.config.values import holds, json_or_text, rows
-from agentrl.errors import SettingsError
+from agentrl.errors import SettingsError, raised_as
 from agentrl.settings import flag_of
 
 OWN = "compat_options"
@@ -181,7 +181,10 @@ class Flags:
                 continue
             if key in table() and (said := self.answer(key)):
                 raise SettingsError(f"{where}: {said.format(it='it')}")
-            taken = self.ours(key, [] if value is True else [str(value)]) if self.kind(key) else {OWN: {key: value}}
+            if value is None and self.kind(key):
+                continue
+            with raised_as(SettingsError, where, SettingsError):
+                taken = self.ours(key, as_words(value)) if self.kind(key) else {OWN: {key: value}}
             own = {**(values.get(OWN) or {}), **taken.get(OWN, {})}
             values.update({**taken, OWN: own})
 
