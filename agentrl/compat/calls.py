@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from agentrl import sample as ours
 from agentrl.compat.flags import defaults
-from agentrl.compat.sample import SlimeSample
+from agentrl.compat.sample import Rendered, SlimeSample
 from agentrl.config.args import Args
 from agentrl.config.problems import did_you_mean
 
@@ -35,7 +35,7 @@ class Namespace(Open):
 
 _known: list[tuple[Args, Namespace]] = []
 """Settings of this process, with the args made of them. Evaluation sets have separate settings."""
-_address: dict[str, Any] = {}
+_shared: dict[str, Any] = {}
 _adapted: set[str] = set()
 
 
@@ -46,9 +46,17 @@ def namespace(args: Args) -> Namespace:
     values = {name: list(value) if isinstance(value := getattr(args, name), tuple) else value for name in args}
     values.update(args.compat_options)  # the user's keys override settings that only we have
     values["sglang_server_concurrency"] = args.rollout_max_concurrency
+    values["load"] = args.load or args.save
     values["eval_max_context_len"] = args.eval_max_context_len or args.rollout_max_context_len
-    _known.append((args, Namespace(**{**values, **_address})))
+    _known.append((args, Namespace(**{**values, **_shared})))
     return _known[-1][1]
+
+
+def share(**values: Any) -> None:
+    """Set these values in all args of this process."""
+    _shared.update(values)
+    for _, made in _known:
+        vars(made).update(values)
 
 
 @contextmanager
@@ -57,13 +65,11 @@ def served(url: str) -> Iterator[None]:
     from agentrl.compat.helpers import SingletonMeta
 
     address = urlsplit(url)
-    _address.update(sglang_router_ip=address.hostname, sglang_router_port=address.port)
-    for _, made in _known:
-        vars(made).update(_address)
+    share(sglang_router_ip=address.hostname, sglang_router_port=address.port)
     try:
         yield
     finally:
-        _address.clear()
+        _shared.clear()
         _known.clear()
         SingletonMeta.instances.clear()
 
@@ -112,7 +118,6 @@ class _Passed:
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._run = next((value for value in (*args, *kwargs.values()) if isinstance(value, Args)), None)
         self._given: dict[int, tuple[Any, Any]] = {}
-        self._prompts: dict[int, str] = {}
         self.args = [self._there(value) for value in args]
         self.kwargs = {name: self._there(value) for name, value in kwargs.items()}
 
@@ -123,16 +128,14 @@ class _Passed:
             if isinstance(own, list):
                 own[:] = [self.back(item) for item in given]
             else:
-                self._taken(given, own)
+                given.plain(into=own)
         return found
 
     def _there(self, value: Any) -> Any:
         if isinstance(value, Args):
             return namespace(value)
         if isinstance(value, ours.Sample) and not isinstance(value, SlimeSample):
-            given = SlimeSample.of(value)
-            if self._run is not None and self._run.apply_chat_template and isinstance(value.prompt, list):
-                given.prompt = self._prompts[id(given)] = rendered(self._run, value)
+            given = as_slime(self._run, value)
             self._given[id(given)] = (given, value)
             return given
         if isinstance(value, list) and has_samples(value):
@@ -141,18 +144,11 @@ class _Passed:
             return items
         return value
 
-    def _taken(self, given: SlimeSample, own: ours.Sample) -> ours.Sample:
-        prompt = own.prompt
-        given.plain(into=own)
-        if own.prompt == self._prompts.get(id(given)):
-            own.prompt = prompt
-        return own
-
     def back(self, value: Any) -> Any:
         """Return `value` with our samples in the place of slime's."""
         given, own = self._given.get(id(value), (None, None))
         if isinstance(value, SlimeSample):
-            return value.plain() if given is None else self._taken(value, own)
+            return value.plain(into=own)
         if isinstance(value, list) and has_samples(value):
             items = [self.back(item) for item in value]
             if given is None:
@@ -168,13 +164,17 @@ def taken_by(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if every or name in parameters}
 
 
-def rendered(args: Args, sample: ours.Sample) -> str:
-    """Return the prompt as one text, as slime renders it when it reads the data."""
+def as_slime(args: Any, sample: ours.Sample) -> SlimeSample:
+    """Return a sample in slime's form. Its prompt is one text if slime renders prompts when it reads the data."""
     from agentrl.compat.helpers import load_tokenizer
 
-    render, tools = load_tokenizer(args.hf_checkpoint).apply_chat_template, sample.metadata.get("tools")
-    more = args.apply_chat_template_kwargs or {}
-    return str(render(sample.prompt, tools=tools, tokenize=False, add_generation_prompt=True, **more))
+    made = SlimeSample.of(sample)
+    if isinstance(made.prompt, list) and getattr(args, "apply_chat_template", False):
+        render, tools = load_tokenizer(args.hf_checkpoint).apply_chat_template, sample.metadata.get("tools")
+        more = args.apply_chat_template_kwargs or {}
+        text = Rendered(render(made.prompt, tools=tools, tokenize=False, add_generation_prompt=True, **more))
+        text.messages, made.prompt = made.prompt, text
+    return made
 
 
 def has_samples(value: Sequence[Any]) -> bool:

@@ -29,9 +29,9 @@ from agentrl.compat.facts import facts
 from agentrl.compat.script import read_script
 from agentrl.config.compat_interface import CompatInterface, Part
 from agentrl.config.fields import Sections, all_fields
-from agentrl.config.files import read_document
+from agentrl.config.files import as_words, read_document
 from agentrl.config.values import holds, json_or_text, rows
-from agentrl.errors import SettingsError
+from agentrl.errors import SettingsError, raised_as
 from agentrl.settings import flag_of
 
 OWN = "compat_options"
@@ -181,7 +181,10 @@ class Flags:
                 continue
             if key in table() and (said := self.answer(key)):
                 raise SettingsError(f"{where}: {said.format(it='it')}")
-            taken = self.ours(key, [] if value is True else [str(value)]) if self.kind(key) else {OWN: {key: value}}
+            if value is None and self.kind(key):
+                continue
+            with raised_as(SettingsError, where, SettingsError):
+                taken = self.ours(key, as_words(value)) if self.kind(key) else {OWN: {key: value}}
             own = {**(values.get(OWN) or {}), **taken.get(OWN, {})}
             values.update({**taken, OWN: own})
 
@@ -224,10 +227,13 @@ _DISTILLATION, _SEEING = "slime.rollout.on_policy_distillation", "slime_plugins.
 
 def _distil(values: dict[str, Any]) -> None:
     """Translate slime's distillation by a reward function, which returns 0. Here the run asks the teacher."""
-    own = dict(values.get(OWN) or {})
-    own.pop("custom_reward_post_process_path", None)
-    url = str(values.pop("rm_url", "")).removesuffix("/generate")
-    del values["custom_rm_path"]
+    path, own = values.pop("custom_rm_path"), dict(values.get(OWN) or {})
+    hook = own.pop("custom_reward_post_process_path", None)
+    if hook not in (None, f"{_DISTILLATION}.post_process_rewards"):
+        remedy = "rewards are 0; leave it out, or give your own --custom-rm-path with --use-opd and --opd-teacher-url"
+        raise SettingsError(f"--custom-reward-post-process-path {hook} with --custom-rm-path {path}: {remedy}")
+    if not (url := str(values.pop("rm_url", None) or "").removesuffix("/generate")):
+        raise SettingsError(f"--custom-rm-path {path} needs --rm-url, the address of the teacher")
     values.pop("use_opd", None)
     values |= {OWN: own, "opd_teacher_url": [url], "advantage_estimator": "on_policy_distillation"}
 

@@ -2,24 +2,24 @@
 
 1. A rollout function generates whole rollouts from groups of the ledger, so it needs max_staleness 0. Groups that it
    returns are completed, groups that it passes to `data_source.add_samples` wait for a later rollout, and other groups
-   are dropped, with that reason. New groups of the function are added to the ledger.
+   are dropped, with that reason. New groups of the function are added to the ledger. Groups beyond `rollout_batch_size`
+   are dropped too: later they would be too old. Without more data, `get_samples` ends the function and the run.
 2. The sample filter is called with the groups of every batch, also after a resume; it marks samples by `remove_sample`.
 3. "All samples" are the samples that this process generated since the previous batch, dropped groups included."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, SupportsFloat
 
-from agentrl.compat.calls import adapted, in_use, namespace, served
+from agentrl.compat.calls import adapted, as_slime, in_use, namespace, served, share
 from agentrl.compat.helpers import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from agentrl.compat.modules import install
 from agentrl.compat.sample import keep_plain
 from agentrl.compat.sglang_rollout import apply_rollout_sample_hooks
-from agentrl.compat.source import as_slime
 from agentrl.engine.pool import EnginePool
-from agentrl.errors import PluginError, SettingsError
+from agentrl.errors import AgentRLError, PluginError, SettingsError
 from agentrl.groups import Group, GroupStore
-from agentrl.plugins import describe_error, find_object, load_object
+from agentrl.plugins import find_object, load_object, user_code
 from agentrl.rollout.functions import normalize_outputs
 from agentrl.rollout.hooks import RolloutHooks
 from agentrl.rollout.rewards import check_reward
@@ -39,6 +39,7 @@ class SlimeRollouts(RolloutHooks):
     def __init__(self, args: Any) -> None:
         install()
         self._args, self._slime, self._all = args, namespace(args), list[Group]()
+        self._metrics, self._evaluated = dict[str, float](), dict[str, float]()  # what functions returned last
         self._play = self._load("rollout_function_path")
         if args.compat_options.get("rollout_function_path") == OURS[1] and not args.max_staleness:
             ahead = "generating ahead of the trainer needs --max-staleness 1 or more"
@@ -62,7 +63,7 @@ class SlimeRollouts(RolloutHooks):
 
     def _load(self, setting: str) -> Callable[..., Any] | None:
         path = self._args.compat_options.get(setting)
-        return None if path is None or path in OURS else find_object(path, what=setting)
+        return None if path is None or path in OURS else user_code(setting)(find_object(path, what=setting))
 
     @asynccontextmanager
     async def opened(self, pool: EnginePool) -> AsyncIterator[None]:
@@ -76,7 +77,7 @@ class SlimeRollouts(RolloutHooks):
                 yield
 
     def begin(self, step: int) -> None:
-        self._slime.rollout_id = step
+        share(rollout_id=step)
 
     async def generated(self, args: Any, samples: Group, evaluation: bool) -> Group:
         if not self._each:
@@ -94,16 +95,24 @@ class SlimeRollouts(RolloutHooks):
         if self._play is None:
             return None
         wanted: int = self._args.rollout_batch_size
+        self._metrics = {}
         if len(groups := store.next_batch(wanted, step)) < wanted:
             source = _Leases(self._args, store, step)
             try:
-                source.record(call_rollout_fn(self._play, self._slime, step, source, evaluation=False))
-            except Exception as error:
+                with user_code("rollout_function_path"):
+                    output = call_rollout_fn(self._play, self._slime, step, source, evaluation=False)
+                    source.record(output)
+                self._metrics = _loggable(output.metrics)
+            except _DataEnded:
+                source.end(store.release, "the data has ended")
+            except Exception:
                 source.end(store.release, "the rollout function failed")
-                raise PluginError(f"rollout_function_path raised {describe_error(error)}") from error
+                raise
             groups = store.next_batch(wanted, step)
-        if len(groups) < wanted:
-            raise PluginError(f"rollout_function_path returned {len(groups)} groups, rollout_batch_size is {wanted}")
+            store.expire(step + 1, "more than rollout_batch_size", again=False)
+            if len(groups) < wanted and not source.ended:
+                found = f"{len(groups)} groups, rollout_batch_size is {wanted}"
+                raise PluginError(f"rollout_function_path returned {found}")
         self._all += groups if self._process is not None else []
         return groups
 
@@ -123,6 +132,7 @@ class SlimeRollouts(RolloutHooks):
 
     def log(self, groups: Sequence[Group], metrics: dict[str, float], seconds: float) -> bool:
         call = (self._slime.rollout_id, self._args, [sample for group in groups for sample in group], metrics, seconds)
+        metrics |= self._metrics
         return self._log is not None and bool(adapted(self._log)(*call))
 
     async def evaluate(self) -> Mapping[str, list[Group]] | None:
@@ -132,9 +142,15 @@ class SlimeRollouts(RolloutHooks):
         output = await run_in_daemon_thread(lambda: call_rollout_fn(*call, evaluation=True))
         if not isinstance(output, RolloutFnEvalOutput):
             raise PluginError(f"eval_function_path must return RolloutFnEvalOutput, got {type(output).__name__}")
-        return {name: _groups(found["samples"], f"evaluation of {name}") for name, found in output.data.items()}
+        with user_code("eval_function_path"):
+            if absent := [name for name, found in output.data.items() if found.get("samples") is None]:
+                needs = "each set needs the evaluated samples, with their rewards"
+                raise PluginError(f"eval_function_path: no 'samples' of {', '.join(absent)}; {needs}")
+            self._evaluated = _loggable(output.metrics)
+            return {name: _groups(found["samples"], f"evaluation of {name}") for name, found in output.data.items()}
 
     def log_evaluation(self, groups: Mapping[str, Sequence[Group]], metrics: dict[str, float]) -> bool:
+        metrics |= self._evaluated
         if self._log_evaluation is None:
             return False
         key = self._args.eval_reward_key or self._args.reward_key
@@ -149,29 +165,37 @@ class SlimeRollouts(RolloutHooks):
         return bool(self._log_evaluation(self._slime.rollout_id, self._slime, data, metrics))
 
 
+class _DataEnded(AgentRLError):
+    """No group is left. It ends a rollout function, which may loop until it has enough groups."""
+
+
 class _Leases:
     """The data source that a rollout function gets: groups of the ledger."""
 
     def __init__(self, args: Any, store: GroupStore, step: int) -> None:
         self._args, self._store, self._step = args, store, step
         self._leased: set[int] = set()
+        self.ended = False
 
     def get_samples(self, num_samples: int) -> list[Any]:
         groups = self._store.lease(num_samples, self._step)
+        self.ended = len(groups) < num_samples
+        if self.ended and not groups:
+            raise _DataEnded("get_samples: the data has ended")
         self._leased |= {group[0].group_index for group in groups if group[0].group_index is not None}
         return [[as_slime(self._args, sample) for sample in group] for group in groups]
 
     def add_samples(self, samples: Sequence[Sequence[Any]]) -> None:
         for group in samples:
             if (number := next(_flat(group)).group_index) not in self._leased:
-                raise PluginError(f"add_samples got group_index={number}, which was not taken by get_samples")
+                raise PluginError(f"rollout_function_path: add_samples got group {number}, not one of get_samples")
             self._leased.remove(number)
             self._store.release(number, "given back by the rollout function")
 
     def record(self, output: Any) -> None:
         """Complete the groups that the function returned; drop groups that it neither returned nor added back."""
         if not isinstance(output, RolloutFnTrainOutput):
-            raise PluginError(f"expected RolloutFnTrainOutput, got {type(output).__name__}")
+            raise PluginError(f"rollout_function_path must return RolloutFnTrainOutput, got {type(output).__name__}")
         for group in _groups(output.samples, "rollout_function_path"):
             if (number := group[0].group_index) not in self._leased:
                 (number,) = self._store.insert_external([group], self._step)
@@ -186,6 +210,12 @@ class _Leases:
     def end(self, how: Callable[[int, str], None], reason: str) -> None:
         while self._leased:
             how(self._leased.pop(), reason)
+
+
+def _loggable(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return the metrics that are numbers, also as tensors."""
+    numbers = {name: value for name, value in (metrics or {}).items() if isinstance(value, SupportsFloat)}
+    return {name: float(value) for name, value in numbers.items() if not getattr(value, "ndim", 0)}
 
 
 def _flat(group: Any) -> Any:

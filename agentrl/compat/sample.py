@@ -58,6 +58,12 @@ class PrefixCacheInfo(_Counts):
         self.total_prompt_tokens += meta_info.get("prompt_tokens") or 0
 
 
+class Rendered(str):
+    """A prompt as one text. While a sample has it unchanged, our form of the sample has the `messages`."""
+
+    messages: Any
+
+
 @dataclass
 class SlimeSample(ours.Sample):
     """A sample as slime's functions know it; the fields are those of `agentrl.sample.Sample` and a few more."""
@@ -89,6 +95,7 @@ class SlimeSample(ours.Sample):
     def plain(self, into: ours.Sample | None = None) -> ours.Sample:
         """Return this sample in our form: `into`, changed in place, or a new sample."""
         values = {f.name: getattr(self, f.name) for f in fields(ours.Sample)}
+        values["prompt"] = getattr(self.prompt, "messages", self.prompt)
         values["status"] = Status(getattr(self.status, "value", self.status))
         values["spec_info"] = ours.SpecInfo(**asdict(self.spec_info))
         more = {k: v for k, v in vars(self).items() if k not in vars(_EMPTY) or vars(_EMPTY)[k] != v}

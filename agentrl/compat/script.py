@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import reduce
 from pathlib import Path
 
@@ -28,6 +29,8 @@ _SUMS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 }  # fmt: skip
 _PLACES = (*map(str, range(1, 10)), "@")  # a function's arguments
 _CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
+_QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.", re.DOTALL)
+_PATTERN = re.compile(r"([\w./,:=%*?-]|\"[\w./,:=%-]*\")*")  # with the same meaning in Bash and `fnmatch`
 Command = tuple[list[Word], str]
 Known = bool | None  # None: unknown without running the script
 
@@ -167,7 +170,8 @@ class _Shell:
             case "source" | "." if len(fields) > 1:
                 self._source(fields[1], where)
             case "[" | "[[" | "test":
-                return _decided([text for text in texts[1:] if text not in ("]", "]]")])
+                raw = words[-2].raw if name == "[[" else ""
+                return _decided([text for text in texts[1:] if text not in ("]", "]]")], raw)
             case "echo":
                 self.said = " ".join(text or "?" for text in texts[1:])
             case "exit" if live:
@@ -348,13 +352,17 @@ def _glued(found: list[Field], where: str) -> Field:
     return unknown or Field("".join(one.text or "" for one in found), found[0].where if found else where)
 
 
-def _decided(args: list[str | None]) -> Known:
-    """Return the result of a test; None if it is unknown, as for tests of files."""
+def _decided(args: list[str | None], raw: str) -> Known:
+    """Return the result of a test; None if it is unknown, as for tests of files. `raw`: the last word as written in
+    `[[`, where text outside quotes may be a pattern."""
     match args:
         case ["-z" | "-n" as asked, str(text)]:
             return (text == "") == (asked == "-z")
         case [str(left), "=" | "==" | "!=" as asked, str(right)]:
-            return (left == right) == (asked != "!=")
+            if not (re.search(r"[*?[]", right) and re.search(r"[*?[$`]", _QUOTED.sub("", raw))):
+                return (left == right) == (asked != "!=")
+            return fnmatchcase(left, right) == (asked != "!=") if _PATTERN.fullmatch(raw) else None
         case [str(left), "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge" as asked, str(right)]:
-            return getattr(operator, asked[1:])(int(left), int(right)) if (left + right).isdigit() else None
+            known = left.isdecimal() and right.isdecimal()
+            return getattr(operator, asked[1:])(int(left), int(right)) if known else None
     return None

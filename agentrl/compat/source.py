@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agentrl.compat.calls import adapted, namespace, rendered
-from agentrl.compat.sample import SlimeSample
+from agentrl.compat.calls import adapted, as_slime, namespace
 from agentrl.config.args import Args
 from agentrl.data import source as ours
 from agentrl.groups import Group
-from agentrl.sample import Sample
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples: int) -> list[Any]:
@@ -32,9 +30,9 @@ class SlimeDataSource(ours.RolloutDataSource):
             super().save(self._file(self.args.save, rollout_id))
 
     def load(self, rollout_id: Any = None) -> None:
-        folder = getattr(self.args, "load", None) or getattr(self.args, "save", None)
-        if folder and (file := self._file(folder, rollout_id)).is_file():
-            super().load(file)
+        folders = [folder for name in ("save", "load") if (folder := getattr(self.args, name, None))]
+        if found := [file for folder in folders if (file := self._file(folder, rollout_id)).is_file()]:
+            super().load(found[0])
 
     def _file(self, folder: str, rollout_id: Any) -> Path:
         return Path(folder) / "rollout" / f"{type(self).__name__}_{rollout_id}.json"
@@ -52,15 +50,7 @@ class SlimeDataSourceWithBuffer(SlimeDataSource, ours.RolloutDataSourceWithBuffe
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        self.buffer = [[SlimeSample.of(sample) for sample in group] for group in self.buffer]
-
-
-def as_slime(args: Any, sample: Sample) -> SlimeSample:
-    """Return a pending sample as slime's data sources deliver it."""
-    made = SlimeSample.of(sample)
-    if isinstance(made.prompt, list) and getattr(args, "apply_chat_template", False):
-        made.prompt = rendered(args, sample)
-    return made
+        self.buffer = [[as_slime(self.args, sample) for sample in group] for group in self.buffer]
 
 
 def adapted_source(kind: type) -> type:

@@ -2,6 +2,7 @@
 underscores are the same in keys; `sglang_*` keys go to the engine's server. An unknown or repeated key is a
 `SettingsError`. YAML is read as numbers, true, false, null and text; tags and aliases are refused."""
 
+import json
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -109,9 +110,8 @@ class _Sorter:
             self.problems += [f"{where}: {said}" for said in unknown([written], [*known, *SECTIONS], "setting")]
 
     def _take_foreign(self, compat: CompatInterface, key: str, value: Any, where: str) -> None:
-        texts = [] if value is True else [str(one) for one in value] if isinstance(value, list) else [str(value)]
         try:
-            for name, meant in compat.ours(key, [text.lower() if text == "False" else text for text in texts]).items():
+            for name, meant in compat.ours(key, as_words(value)).items() if value is not None else ():
                 self._set(name, meant, where)
         except SettingsError as error:
             self.problems.append(f"{where}: {error}")
@@ -125,6 +125,12 @@ class _Sorter:
     def _where(self, path: tuple[str, ...]) -> str:
         line = self.lines.get(path)
         return f"{self.file} line {line}" if line else self.file
+
+
+def as_words(value: Any) -> list[str]:
+    """Return a file's value as the words that a command line has after the flag."""
+    listed = value if isinstance(value, list) else [] if value is True else [value]
+    return [json.dumps(one) if isinstance(one, bool | dict | list | None) else str(one) for one in listed]
 
 
 def _as_flags_read_it(field: FieldRef, value: Any) -> Any:

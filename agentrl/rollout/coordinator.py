@@ -82,7 +82,7 @@ class RolloutCoordinator:
         self._results: list[tuple[_InFlight, Played | None]] = []
         self._ended, self._stats, self._account = Tokens(), RolloutStats(), TokenBalance()
         self._since, self._seconds = time.monotonic(), 0.0
-        self._trained = 0
+        self._trained = self._step = 0
         self._losses = Counter[int]()  # by group
         self._error: Exception | None = None
         self._data_ended = False
@@ -141,6 +141,7 @@ class RolloutCoordinator:
         if self._settings.partial_rollout:
             await self._player.resume()
         async with self._recording:
+            self._step = step
             self._admission.begin(step)
             regenerate = self._settings.stale_groups == "regenerate"
             expired = await self._write(self._store.expire, self._admission.oldest, STALE, regenerate)
@@ -212,7 +213,8 @@ class RolloutCoordinator:
                     return
                 leased: list[Group] = await self._write(self._store.lease, wanted, self._admission.version)
                 for group in leased:
-                    lease = Lease(next(self._numbers), group_id(group), self._admission.started(), group)
+                    version = self._admission.started()
+                    lease = Lease(next(self._numbers), group_id(group), version, group, self._step)
                     self._flying[lease.number] = _InFlight(lease)
                     self._tasks.start_soon(self._play, self._flying[lease.number])
         if not leased and not self._flying:

@@ -31,7 +31,8 @@ class RolloutHooks:
         """Called with a generated and rewarded training group, which may still be dropped."""
 
     def play(self, step: int, store: GroupStore) -> list[Group] | None:
-        """Generate the rollout of `step`, in a thread; None: the coordinator generates it."""
+        """Generate the rollout of `step`, in a thread; None: the coordinator generates it. There are fewer groups than
+        `rollout_batch_size` only if the data ended."""
         return None
 
     def finished(self, groups: list[Group], source: Any) -> None:

@@ -36,6 +36,7 @@ class Lease:
     group_id: int  # the ledger's number of the group
     version: int  # weight version under which the group was leased
     group: Group  # its pending samples
+    step: int = 0  # the training step whose batch was last begun
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def train(settings: RunSettings, start: Start) -> int:
                 notes.append(f"the run in {folder.path} goes on with changed settings: {', '.join(differs)}")
             for note in notes:
                 progress.note(note)
-            _train(settings, folder, progress, start)
+            _train(settings.replace(save=str(folder.checkpoints)), folder, progress, start)
             progress.note(f"the model is in {folder.model}; curves and trajectories: agentrl view {folder.path}")
             if (metrics := folder.path / METRICS).is_file():  # the user may have moved the file of a finished run
                 for line in verdict_lines(read_metrics(metrics)):

@@ -74,8 +74,8 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str], work
             said = f"{folder.path} holds {counted(first, 'rollout')}, and --num-rollout is {total}: nothing left to do"
             progress.note(f"{said}; to go on from there give a larger one, to begin anew another --output-dir")
             return 0
-        if settings.observability.save_debug_rollout_data is None:
-            settings = settings.replace(save_debug_rollout_data=str(folder.path))
+        dumps = settings.observability.save_debug_rollout_data or str(folder.path)
+        settings = settings.replace(save_debug_rollout_data=dumps, save=str(folder.checkpoints))
         key, least, recorded = settings.rollout.reward_key, settings.rollout.demonstration_min_reward, None
         if settings.hosted:
             recorded = RecordedConversations(folder.path / DEMONSTRATIONS, first, key, least)

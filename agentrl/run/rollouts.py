@@ -259,7 +259,8 @@ class LedgerRollouts(Rollouts):
         hooks, began = self.generation.plugins.hooks, time.monotonic()
         hooks.begin(step)
         played = await run_in_daemon_thread(partial(hooks.play, step, self._queue))
-        rollout = await self._coordinator.batch(step) if played is None else Rollout(played, RolloutStats(), True)
+        full = len(played or ()) >= self._settings.rollout.rollout_batch_size
+        rollout = await self._coordinator.batch(step) if played is None else Rollout(played, RolloutStats(), full)
         groups, stats = rollout.groups, rollout.stats
         stats = stats if stats.seconds else replace(stats, seconds=time.monotonic() - began)
         await to_thread.run_sync(hooks.finished, groups, getattr(self._queue.source, "source", self._queue.source))

@@ -191,6 +191,7 @@ class WorkerServer:
             self._reports[call] = CallProgress(call, progress)
             self._news.set()
 
+        self._worker.player.context.hooks.begin(lease.step)
         played = await self._worker.play(lease, report)
         # The group is sent as the ledger stores it: encoded. A dropped group is sent too, for the viewer.
         return replace(played, group=[], data=played.data or (encode_group(played.group) if played.group else b""))

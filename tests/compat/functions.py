@@ -2,8 +2,11 @@
 """Functions as people write them for slime, without any import of agentrl."""
 
 import copy
+import json
+import os
 
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime.rollout.data_source import RolloutDataSource
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.sglang_rollout import GenerateState, generate_and_rm_group
 from slime.rollout.sglang_rollout import generate as generate_once
@@ -80,6 +83,31 @@ class Source:
         return 100
 
 
+class Inheriting(RolloutDataSource):
+    def get_samples(self, num_samples):
+        groups = super().get_samples(num_samples)
+        assert all(isinstance(sample.prompt, str) for group in groups for sample in group)
+        groups[-1][-1] = copy.deepcopy(groups[-1][0])
+        groups[0][0].prompt += "changed"
+        return groups
+
+
+class Saving(RolloutDataSource):
+    """Saves itself as slime's sources do."""
+
+    def save(self, rollout_id):
+        path = os.path.join(self.args.save, f"rollout/state_{rollout_id}.json")
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as file:
+            json.dump({"position": self.position}, file)
+
+    def load(self, rollout_id=None):
+        if self.args.load is None:
+            return
+        with open(os.path.join(self.args.load, f"rollout/state_{rollout_id}.json")) as file:
+            self.position = json.load(file)["position"]
+
+
 async def each(args, sample, rollout_id, evaluation):
     sample.metadata["hooked"] = [rollout_id, evaluation]
 
@@ -113,6 +141,8 @@ def eval_log(rollout_id, args, data, extra_metrics):
     (found,) = data.values()
     rewards = found["rewards"]
     assert len(rewards) == len(found["truncated"]) == len(found["samples"])
+    hooked = [sample.metadata["hooked"] for sample in found["samples"] if "hooked" in sample.metadata]
+    assert all(given == [args.rollout_id, True] for given in hooked)
     extra_metrics["mine"] = sum(rewards) / len(rewards)
     return False
 
@@ -126,17 +156,33 @@ def _finished(sample):
 def rollout(args, rollout_id, data_source, evaluation=False):
     if evaluation:
         samples = [_finished(Sample(index=0))]
-        return RolloutFnEvalOutput({"mine": {"rewards": [0.5], "truncated": [False], "samples": samples}})
+        data = {"mine": {"rewards": [0.5], "truncated": [False], "samples": samples}}
+        return RolloutFnEvalOutput(data, metrics={"eval/own": 4})
     first, second, *_ = data_source.get_samples(4)
     played = run(generate_and_rm_group(args, first, GenerateState(args).sampling_params))
     own = [_finished(Sample(index=90 + at)) for at in range(2)]
     data_source.add_samples([second])
-    return RolloutFnTrainOutput([played, own])
+    return RolloutFnTrainOutput([played, own], metrics={"rollout/own": 3, "table": object()})
 
 
 def too_few(args, rollout_id, data_source, evaluation=False):
     data_source.get_samples(1)
     return []
+
+
+def too_many(args, rollout_id, data_source, evaluation=False):
+    return [[_finished(sample) for sample in group] for group in data_source.get_samples(3)]
+
+
+def until_enough(args, rollout_id, data_source, evaluation=False):
+    groups = []
+    while len(groups) < args.rollout_batch_size:
+        groups += data_source.get_samples(1)
+    return [[_finished(sample) for sample in group] for group in groups]
+
+
+def without_samples(args, rollout_id, data_source, evaluation=False):
+    return {"mine": {"rewards": [0.5]}}
 
 
 def fails(args, rollout_id, data_source, evaluation=False):
@@ -155,6 +201,10 @@ def newest(args, rollout_id, buffer, num_samples):
     chosen = buffer[-num_samples:]
     del buffer[-num_samples:]
     return chosen
+
+
+def breaks(*values):
+    return 1 / 0
 
 
 async def fails_to_reward(args, sample, **kwargs):

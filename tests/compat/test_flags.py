@@ -120,6 +120,15 @@ def test_slimes_teacher_is_asked_by_the_run() -> None:
     assert (settings.rollout.custom_rm_path, settings.compat.compat_options) == (None, {})
 
 
+def test_slimes_teacher_needs_its_address_and_no_other_hook() -> None:
+    line = "--custom-rm-path slime.rollout.on_policy_distillation.reward_func"
+    assert message(line) == f"{line} needs --rm-url, the address of the teacher"
+    hook = "--custom-reward-post-process-path own.py:rewards"
+    assert message(f"{line} --rm-url http://x:1/generate {hook}").startswith(
+        f"{hook} with {line}: rewards are 0; leave"
+    )
+
+
 def test_slimes_defaults_and_what_slime_ignores() -> None:
     settings = build("--slime-defaults --kl-loss-type k3 --sequence-parallel --num-epoch 3 --num-rollout 7 --lr 1e-5")
     assert settings.rollout.n_samples_per_prompt == 1
@@ -146,8 +155,17 @@ def test_a_custom_config_is_slimes_settings_and_keys_of_ones_own(tmp_path: Path)
     assert (settings.algorithm.use_tis, settings.train.lr) == (True, 1e-5)
     assert (settings.args.tis_mode, settings.args.max_tries) == ("clip", 3)
     assert settings.args.custom_config_path == str(file)
+    hooks = "rollout_sample_hook_path: [a.py:f, b.py:g]\nmultimodal_keys: {image: pictures}\n"
+    file.write_text(f"{hooks}balance_by_flops: false\nrollout_sample_filter_path: null\n")
+    (same := tmp_path / "same.yaml").write_text(file.read_text())
+    for settings in (build(f"--custom-config-path {file}"), RunSettings.from_file(same)):
+        assert settings.compat.compat_options["rollout_sample_hook_path"] == ["a.py:f", "b.py:g"]
+        assert settings.data.image_key == "pictures"
+        assert settings.compat.compat_options["balance_by_flops"] is False
+        assert "rollout_sample_filter_path" not in settings.compat.compat_options
     file.write_text("hidden_dropout: 0.1\n")
-    assert "--hidden-dropout 0.1: it is 0 here" in message(f"--custom-config-path {file}")
+    expected = "own.yaml line 1, hidden_dropout: --hidden-dropout 0.1: it is 0 here"
+    assert expected in message(f"--custom-config-path {file}")
     file.write_text("max_tries: 3\nsglang_config: x.yaml\n")
     assert "own.yaml line 2, sglang_config: all engines are alike" in message(f"--custom-config-path {file}")
 

@@ -50,6 +50,12 @@ def flags(folder: Path, text: str, environ: dict[str, str] | None = None) -> lis
             'if [ "$X" ]; then f() { N=1; }; else f() { N=2; }; fi\nX=1\nif [ -n "$X" ]; then\n  g() { N=3; }\nelse\n  g() { N=4; }\nfi\ng\npython train.py $N',
             ["3"],
         ),
+        (
+            'M=Qwen3-30B-A3B N=no\nif [[ $M == *30B* ]]; then N=1; else N=2; fi\n[[ "$M" != *"8B"?? ]] && N=${N}3\n'
+            "[[ $M == '*30B*' ]] && N=${N}4\n[[ $M == \\*30B ]] && N=5\npython train.py $N",
+            ["13"],
+        ),
+        ('if [[ a* == "a*" ]]; then N=1; else N=2; fi\n[ ab = "a*" ] && N=3\npython train.py $N', ["1"]),
         ("f() { { N=3; }; g() { N=4; M=$1; }; g x; }\nf y\npython train.py $N $M", ["4", "x"]),
     ],
 )
@@ -80,6 +86,9 @@ def test_what_the_caller_exports_counts_where_the_script_reads_it(tmp_path: Path
         ('N=1\ncase "$M" in\n  8b | 9b) N=2 ;;\nesac\npython train.py --n $N', 3, "depends on"),
         ('N=1\ncase "$M" in 8b) N=2 ;; *) N=3 ;; esac\npython train.py --n $N', 2, "depends on"),
         ("N=1\n((N += 2))\npython train.py --n $N", 2, "sets it"),
+        ('N=0 X=\nif [ "$X" -gt 1 ]; then N=1; fi\npython train.py --n $N', 2, "depends on"),
+        ("N=0 P='a*'\nif [[ ab == $P ]]; then N=1; fi\npython train.py --n $N", 2, "depends on"),
+        ("N=0\nif [[ ab == [a-c]b ]]; then N=1; fi\npython train.py --n $N", 2, "depends on"),
         ("f() {\n  shift\n  python train.py --n $1\n}\nf a b", 2, "shift"),
         ("if x; then f() { N=1; }; fi\nif x; then f; fi\npython train.py --n ${N:-2}", 1, "depends on"),
     ],

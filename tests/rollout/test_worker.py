@@ -160,6 +160,16 @@ async def test_the_result_of_another_lease_is_discarded(chat: Chat) -> None:
     assert len(groups) == 3
 
 
+async def test_a_lease_has_the_step_of_the_batch(chat: Chat) -> None:
+    loop, _ = build(chat, [HELLO], store=(store := Store()))
+    player = Late(RolloutWorker(loop.player))
+    player.go.set()
+    async with RolloutCoordinator.running(player, store, loop.player.context.settings) as coordinator:
+        for step in (4, 5):
+            await coordinator.batch(step)
+    assert [lease.step for lease in player.leases] == [4] * 3 + [5] * 3
+
+
 async def test_pause_resume_and_version_reach_the_engines(chat: Chat) -> None:
     loop, engine = build(chat, [HELLO], environment=EchoEnv)
     worker = RolloutWorker(loop.player)

@@ -283,7 +283,8 @@ async def test_a_server_that_is_told_to_stop_ends_its_calls_and_closes_what_it_o
 
         @asynccontextmanager
         async def worker(self, pool: EnginePool) -> AsyncIterator[object]:
-            yield SimpleNamespace(play=self.play)
+            hooks = SimpleNamespace(begin=lambda step: said.append(f"rollout {step}"))
+            yield SimpleNamespace(play=self.play, player=SimpleNamespace(context=SimpleNamespace(hooks=hooks)))
             said.append("closed")
 
         async def play(self, lease: Lease, report: object) -> Played:
@@ -299,11 +300,11 @@ async def test_a_server_that_is_told_to_stop_ends_its_calls_and_closes_what_it_o
     serving = asyncio.ensure_future(server.serve())
     with anyio.fail_after(5):
         await server.ready()
-        await server.take_orders([Order(5, Lease(0, 0, 0, finished(0)))])
+        await server.take_orders([Order(5, Lease(0, 0, 0, finished(0), 3))])
         await settle()
         await server.stop()
         await serving
-    assert said == ["call ended", "closed"]
+    assert said == ["rollout 3", "call ended", "closed"]
 
 
 async def test_a_call_that_is_cancelled_before_it_begins_is_answered_too() -> None:
