@@ -65,16 +65,13 @@ def sentences(error: ValidationError, fields: Mapping[str, FieldRef], origins: M
         else:
             inside = "".join(f"[{part!r}]" for part in item["loc"][1:] if not _is_type_tag(part))
             expected = "a finite number" if item["type"] == "finite_number" else field.expected()
-            sentence = f"{where}: expected {expected}; got {_seen(item)!r:.200}"
+            # The key of a mapping can mark its value as a secret.
+            refused = functools.reduce(shown, item["loc"][1:], item["input"])
+            sentence = f"{where}: expected {expected}; got {refused!r:.200}"
             sentence += f" at {inside} ({message})" if inside else ""
         if sentence not in out:
             out.append(sentence)
     return out
-
-
-def _seen(item: Mapping[str, Any]) -> Any:
-    """Return the refused value, without secrets. The key of a mapping can mark its value as a secret."""
-    return functools.reduce(shown, item["loc"][1:], item["input"])
 
 
 def one_error(problems: list[str]) -> SettingsError:

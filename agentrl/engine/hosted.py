@@ -231,7 +231,9 @@ def read_turn(raw: bytes) -> HostedTurn:
     content = (said["content"] or str(said.get("refusal", ""))).strip()
     parsed = ParsedTurn(content, said.get("reasoning_content"), kept, broken)
     usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else {}
-    meta = {name: _count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")}
+    meta = {
+        name: n if type(n := usage.get(name)) is int and n > 0 else 0 for name in ("prompt_tokens", "completion_tokens")
+    }
     # A broken call is sent back as text: a server may refuse the call, and no tool result would answer it.
     again: Message = {"role": "assistant", "content": "\n".join(filter(None, (content, *broken)))}
     if kept:
@@ -246,7 +248,3 @@ def _call(call: Mapping[str, Any], name: str) -> ToolCall:
     function = call["function"]
     arguments = function["arguments"]
     return ToolCall(name, function["name"], arguments if isinstance(arguments, dict) else arguments_text(arguments))
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int and value > 0 else 0

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +108,7 @@ class Library:
     def _number(self, path: Path) -> int:
         """Return a number that depends on the path below the given folder only."""
         folder = next(folder for folder in self._folders if folder in path.parents)
-        number, known = zlib.crc32(str(path.relative_to(folder)).encode()), {source.number for source in self.sources}
-        return next(n for n in count(number) if n not in known)
+        return zlib.crc32(str(path.relative_to(folder)).encode())
 
     def chosen(self, number: int | None) -> Sequence[Source]:
         """Return the source with this number; for None, all sources that have files. Raises DataError: none exists."""
