@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,8 @@ class Library:
     def _number(self, path: Path) -> int:
         """Return a number that depends on the path below the given folder only."""
         folder = next(folder for folder in self._folders if folder in path.parents)
-        return zlib.crc32(str(path.relative_to(folder)).encode())
+        number, known = zlib.crc32(str(path.relative_to(folder)).encode()), {source.number for source in self.sources}
+        return next(n for n in count(number) if n not in known)  # each given folder may be one run
 
     def chosen(self, number: int | None) -> Sequence[Source]:
         """Return the source with this number; for None, all sources that have files. Raises DataError: none exists."""
