@@ -109,8 +109,9 @@ class Library:
     def _number(self, path: Path) -> int:
         """Return a number that depends on the path below the given folder only."""
         folder = next(folder for folder in self._folders if folder in path.parents)
-        number, known = zlib.crc32(str(path.relative_to(folder)).encode()), {source.number for source in self.sources}
-        return next(n for n in count(number) if n not in known)  # each given folder may be one run
+        number = 1 + zlib.crc32(str(path.relative_to(folder)).encode()) % 10**8
+        known = {source.number for source in self.sources}  # each given folder may be one run
+        return next(n for n in count(number) if n not in known)
 
     def chosen(self, number: int | None) -> Sequence[Source]:
         """Return the source with this number; for None, all sources that have files. Raises DataError: none exists."""
