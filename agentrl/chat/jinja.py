@@ -63,6 +63,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return "".join(template.generate(**values))
 
     def spend(self, work: int) -> None:
+        """Count `work`. Compiled templates call this method too. Raises TemplateError: a limit is exceeded."""
         budget = self._budget
         budget.work -= work
         if budget.work >= budget.look:
