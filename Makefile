@@ -12,7 +12,7 @@ AT_ONCE := -n 4 --dist loadfile --warm
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: venv demo example-search example-retool test test-nightly test-all test-agents test-adapters test-slime soak test-sglang test-browser test-without-compat coverage lint docs bench clean
+.PHONY: venv demo example-search example-retool test test-nightly test-all test-weekly test-agents test-adapters test-slime soak test-sglang test-browser test-without-compat coverage lint docs bench clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -46,7 +46,11 @@ test-nightly: venv
 	$(BIN)/python scripts/nightly.py
 
 test-all: venv
-	$(BIN)/python -m pytest $(AT_ONCE) -n auto --hypothesis-profile nightly -m 'not sglang and not soak'
+	$(BIN)/python -m pytest $(AT_ONCE) -n auto --hypothesis-profile nightly -m 'not sglang and not soak and not weekly'
+
+# Further forms of slow tests: other seeds, layouts and killed processes.
+test-weekly: venv
+	$(BIN)/python -m pytest $(AT_ONCE) -n auto --hypothesis-profile nightly -m weekly
 
 # Under an hour; AGENTRL_SOAK_GROUPS=2000 makes it minutes.
 soak: venv

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.support.kills import disturb_an_engine, kill_and_resume
+from tests.support.nightly import weekly
 from tests.support.runs import Run, RunKit
 from tests.support.tiny_models import make_tiny_model
 
@@ -44,7 +45,7 @@ class Watch(threading.Thread):
             time.sleep(0.005)
 
 
-@pytest.mark.parametrize("mode", ["broadcast", "disk"])
+@pytest.mark.parametrize("mode", weekly(["broadcast", "disk"], 1))
 def test_each_side_has_the_memory_in_its_turn_and_the_numbers_are_the_same(tmp_path: Path, mode: str) -> None:
     kit = RunKit.make(tmp_path)
     make_tiny_model(tmp_path / "model", hidden_size=1024)
@@ -78,7 +79,7 @@ def test_each_side_has_the_memory_in_its_turn_and_the_numbers_are_the_same(tmp_p
     assert together < most.sum() - 0.8 * weights, "never both"
 
 
-@pytest.mark.parametrize("role", ["driver", "trainer", "rollout_worker", "engine"])
+@pytest.mark.parametrize("role", weekly(["trainer", "engine", "driver", "rollout_worker"], 2))
 def test_a_kill_in_turns_loses_no_group_and_trains_none_twice(kit: RunKit, role: str) -> None:
     outcome = kill_and_resume(kit, role, 0, steps=6, **TURNS)
     assert outcome.ok, str(outcome)

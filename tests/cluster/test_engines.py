@@ -10,12 +10,13 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from tests.support.audit import audit_ledger
+from tests.support.nightly import weekly
 from tests.support.runs import RunKit, node_processes, still_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("mode", ["broadcast", "disk"])
+@pytest.mark.parametrize("mode", weekly(["broadcast", "disk"], 1))
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_one_of_two_engines_dies_or_hangs(tmp_path: Path, mode: str, number: signal.Signals) -> None:
     kit = RunKit.make(tmp_path)

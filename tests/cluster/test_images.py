@@ -11,6 +11,7 @@ from agentrl.chat import Chat
 from agentrl.media import Image
 from agentrl.sample import Sample, Status
 from tests.support.kills import CHECKED, kill_and_resume, kill_workers
+from tests.support.nightly import weekly
 from tests.support.runs import ENV, RunKit
 from tests.support.versions import log_prob_errors, trained_groups
 from tests.support.vision import picture, tiny_vlm
@@ -88,7 +89,7 @@ def check_sample(chat: Chat, sample: Sample) -> None:
         assert ids == [chat.placeholders.token_id] * (image.width * image.height // 32**2)
 
 
-@pytest.mark.parametrize("role", ["driver", "trainer", "rollout_worker"])
+@pytest.mark.parametrize("role", weekly(["trainer", "driver", "rollout_worker"], 1))
 def test_a_kill_among_images_loses_no_group_and_no_image(kit: RunKit, role: str) -> None:
     outcome = kill_and_resume(kit, role, 0, steps=4, **FORM)
     assert outcome.ok, str(outcome)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.support.audit import audit_ledger
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly, weekly
 from tests.support.runs import Run, RunKit, check_looked_at, still_running
 
 pytestmark = pytest.mark.timeout(900)
@@ -103,7 +103,7 @@ def test_a_missing_model_of_a_finished_run_is_written(kit: RunKit) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["driver", "trainer"])
+@pytest.mark.parametrize("role", weekly(["trainer", "driver"], 1))
 def test_killed_and_resumed_trains_every_group_once(kit: RunKit, role: str) -> None:
     changes = {"num_steps_per_rollout": 2, "engine_absence_timeout": 20, "train_env_vars": "SEEN_BY_TRAINER=yes"}
     arguments = kit.arguments(f"killed-{role}", num_rollout=4, save_interval=1, **changes)
@@ -132,12 +132,15 @@ def test_killed_and_resumed_trains_every_group_once(kit: RunKit, role: str) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [
-        {"tensor_model_parallel_size": 2, "sequence_parallel": True},
-        {"pipeline_model_parallel_size": 2, "update_weight_mode": "disk"},
-        {"context_parallel_size": 2},
-        {"use_distributed_optimizer": True, "rollout_num_gpus": 2},
-    ],
+    weekly(
+        [
+            {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+            {"use_distributed_optimizer": True, "rollout_num_gpus": 2},
+            {"pipeline_model_parallel_size": 2, "update_weight_mode": "disk"},
+            {"context_parallel_size": 2},
+        ],
+        2,
+    ),
 )
 def test_two_trainer_processes_agree_with_the_engines(kit: RunKit, layout: dict[str, object]) -> None:
     run = kit.start(kit.arguments("-".join(layout), actor_num_gpus_per_node=2, **layout))

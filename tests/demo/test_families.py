@@ -14,6 +14,7 @@ from agentrl.demo.run import DEMO
 from agentrl.tiny import Arch
 from examples.tiny_models.calculator import CalculatorLessons
 from examples.tiny_models.warm_start import WarmStartSettings, in_own_process, warm_start
+from tests.support.nightly import weekly
 
 FAMILIES: tuple[Arch, ...] = ("glm4", "qwen3_moe", "deepseek_v3")
 """Norms after each part and half of each head rotated; a mixture; latent attention with a shared expert."""
@@ -23,7 +24,7 @@ LENIENT = {"least_right": 0.85, "least_probability": 0.3}
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("arch", FAMILIES)
+@pytest.mark.parametrize("arch", weekly(FAMILIES, 2))
 def test_ten_steps_raise_the_reward(tmp_path: Path, arch: Arch) -> None:
     recipe = WarmStartSettings(arch=arch, **LENIENT)
     model = in_own_process(warm_start, tmp_path / "model", CalculatorLessons(), recipe)

@@ -14,6 +14,7 @@ from examples.openai_agents import calculator_agents
 from examples.openai_agents.run import EXAMPLE
 from tests.gateway.acceptance_engine import hermes
 from tests.gateway.live import live
+from tests.support.nightly import weekly
 
 AGENTS = {"openai_agents": "agents", "openai_sdk": "openai", "anthropic_sdk": "anthropic"}
 """The functions and the packages that they need."""
@@ -66,7 +67,7 @@ async def test_an_agent_that_goes_on_calling_has_no_reward(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", weekly(AGENTS, ("openai_agents", "anthropic_sdk")))
 def test_it_learns(name: str, tmp_path: Path) -> None:
     pytest.importorskip(AGENTS[name])
     flags = ["--custom-generate-function-path", f"examples.openai_agents.calculator_agents:{name}"]

@@ -28,7 +28,7 @@ from examples.retool.lessons import PythonLessons, demonstrate
 from examples.retool.run import EXAMPLE as EXAMPLE_RUN
 from tests.examples.conftest import GROUPS, SIZE, Exchange, Questions, check_who_wrote_each_token
 from tests.rollout.scripted import OneBatch
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly, weekly
 from tests.support.runs import RunKit
 
 EXAMPLE = Path("examples/retool")
@@ -170,7 +170,7 @@ def test_the_settings_hold_together(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("env", ["FaultyRetoolEnv", "FailingRetoolEnv"])
+@pytest.mark.parametrize("env", weekly(["FaultyRetoolEnv", "FailingRetoolEnv"], 1))
 def test_learns_though_tools_fail_and_hang(env: str, tmp_path: Path) -> None:
     model = shipped(str(EXAMPLE_RUN.model))
     train, test = write_synthetic(tmp_path / "data", 0)

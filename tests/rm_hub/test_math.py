@@ -18,7 +18,7 @@ from agentrl.rm_hub import grade
 from tests.rm_hub import latex_variants
 from tests.rm_hub.math_variants import concluded, mistakes, stated, without_marks
 from tests.support.corpus import gsm8k_solutions
-from tests.support.nightly import examples, nightly
+from tests.support.nightly import examples, nightly, weekly
 
 AGREEMENT = Path(__file__).parent.parent / "conformance" / "rm_hub" / "agreement"
 
@@ -207,7 +207,7 @@ def test_gsm8k_in_every_form_a_slice() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", weekly(range(10), 3))
 def test_gsm8k_in_every_form(part: int, record_property: Any) -> None:
     """Ten parts cover every item: half a minute of CPU time each."""
     told, graded = wrong_verdicts(step=10, start=part)
@@ -238,7 +238,7 @@ def test_rewritten_latex_a_slice() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", range(1, 11))
+@pytest.mark.parametrize("seed", weekly(range(1, 11), 3))
 def test_rewritten_latex(seed: int) -> None:
     assert not latex_errors(seed, rounds=20)
 
