@@ -14,7 +14,7 @@ import click
 from agentrl.cli.results import Summary, Write, writing
 from agentrl.errors import DataError, GraderFailure
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.registry import GRADERS, GraderSpec, check_rm_type
+from agentrl.rm_hub.registry import BOXED, GRADERS, GraderSpec, check_rm_type
 from agentrl.rm_hub.running.runner import GraderRunner, each, settings_of
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rowfiles import RowFile, json_type, open_rows
@@ -70,8 +70,13 @@ def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
     for name in given.keys() & RmHubSettings.model_fields.keys() if ":" not in rm_type else ():
         if rm_type != (grader := _READ_BY.get(name.partition("_")[0], rm_type)):
             raise click.UsageError(f"{flag_of(name)} has no effect without --rm-type {grader}; leave it out")
+    if options["reader"] and ":" not in rm_type and rm_type.removeprefix(BOXED) not in ("math", "gsm8k", "gpqa"):
+        raise click.UsageError(f"--reader has no effect with --rm-type {rm_type}; leave it out")
     settings = settings_of(SimpleNamespace(**given))
     spec = check_rm_type(rm_type, settings)
+    idle = [name for name in given if name.startswith("grader_") and name != "grader_total_timeout"]
+    if idle and spec.runs != "process":
+        raise click.UsageError(f"{flag_of(idle[0])} has no effect with --rm-type {rm_type}; leave it out")
     rows = open_rows(answers, "answers", json.loads)  # not stricter: texts of models have lone surrogates
     with writing(out, answers) as write:
         report = Report(rows, options["explain"], write)

@@ -18,7 +18,6 @@ from agentrl.files import replacing
 from agentrl.rm_hub.grade import Grade
 
 _BATCH = 256
-SUFFIXES = (".jsonl", ".parquet")
 
 Write = Callable[[Mapping[str, Any]], object]  # takes results one after another
 
@@ -31,7 +30,7 @@ def writing(path: str | None, inputs: str) -> Iterator[Write]:
         yield lambda row: None
         return
     target = Path(path).expanduser()
-    if target.suffix not in SUFFIXES:
+    if target.suffix not in (".jsonl", ".parquet"):
         raise SettingsError(f"--out {path}: expected a name that ends in .jsonl or .parquet")
     if target.resolve() == Path(inputs).expanduser().resolve():
         raise SettingsError(f"--out {path} is the file that is read; name another")

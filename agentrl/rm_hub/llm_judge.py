@@ -76,6 +76,8 @@ class LLMJudge(GraderService):
         if not url.endswith("/chat/completions"):  # the address of a host, or of its API
             path = url.partition("://")[2].partition("/")[2]
             url += "/chat/completions" if path else "/v1/chat/completions"
+        model = settings.judge_model  # a server has its own default model
+        self._name = url if model == type(settings).model_fields["judge_model"].default else model
         self._service = JsonService(url, "the judge", "--judge-url", "judge", timeout, concurrency)
         self._cache = JudgeCache(settings.judge_cache_path) if settings.judge_cache_path else None
         super().__init__(self._service, *filter(None, [self._cache]))
@@ -85,7 +87,7 @@ class LLMJudge(GraderService):
         Raises GraderFailure: `judge_unreachable`, `judge_timeout`, `judge_http_STATUS`, `judge_bad_answer`,
         `judge_nonsense`, `judge_cache`; `grader_no_label`, `grader_no_metadata` if the rubric needs a missing field."""
         messages = ask(self._rubric, response, label, metadata)
-        key = digest(self._settings.judge_model, json.dumps(messages))
+        key = digest(self._name, json.dumps(messages))
         verdict = await self._cache.get(key) if self._cache is not None else None
         if verdict is None:
             verdict = await self._verdict(messages, response)

@@ -77,12 +77,12 @@ def graders() -> tuple[str, ...]:
 
 
 def find(rm_type: str) -> GraderSpec:
-    """Return the spec; a `boxed_` grader reads the answer. Raises SettingsError, PluginError: the name is unknown."""
+    """Return the spec. Raises SettingsError, PluginError: the name is unknown."""
     if ":" in rm_type:
         return _by_path(rm_type)
     base = rm_type.removeprefix(BOXED)
     if (spec := GRADERS.get(base)) is not None and (base == rm_type or spec.boxable):
-        return replace(spec, reads="answer") if base != rm_type else spec
+        return spec
     names = [*GRADERS, *(BOXED + name for name, entry in GRADERS.items() if entry.boxable)]
     close = difflib.get_close_matches(rm_type.lower(), names, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(GRADERS)}"
@@ -144,7 +144,7 @@ def grade(rm_type: str, response: str, label: Any = None, metadata: Metadata | N
 
 def raised(rm_type: str, error: Exception) -> GraderFailure:
     """Return the failure for an exception that a grader raised, with its place in the grader's code."""
-    ours = isinstance(error, ModuleNotFoundError) and error.name in find(rm_type).packages
+    ours = isinstance(error, ModuleNotFoundError) and error.name in (*find(rm_type).packages, "math_verify")
     advice = f"; {install('graders')}" if ours else ""
     said = f" raised {type(error).__name__}: {error!s:.500}{raised_at(error)}{advice}"
     return _failure("grader_raised", rm_type, said)
@@ -170,11 +170,13 @@ def check_rm_type(rm_type: str, settings: RmHubSettings | None = None) -> Grader
 
 
 def checked(rm_type: str, grade: object) -> Grade:
-    """Truncate the texts. Raises GraderFailure (`grader_bad_grade`): it is no Grade, or a number is not finite."""
+    """Truncate the texts. Raises GraderFailure (`grader_bad_grade`): no Grade, a number that is not finite, or no text."""
     if not isinstance(grade, Grade):
         raise _failure("grader_bad_grade", rm_type, f" must return a Grade, got {type(grade).__name__}")
     if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in (grade.score, *grade.parts.values())):
         numbers = f"{grade.score!r}, parts {dict(grade.parts)}"
         raise _failure("grader_bad_grade", rm_type, f" gave a score that is not a finite number: {numbers}")
+    if not isinstance(grade.reason, str) or not isinstance(grade.extracted, str | None):
+        raise _failure("grader_bad_grade", rm_type, f" gave a reason or an extract that is no text: {grade!r:.300}")
     extracted = grade.extracted and clip(grade.extracted, MAX_EXTRACTED)
-    return replace(grade, extracted=extracted, reason=clip(grade.reason, MAX_EXTRACTED))
+    return replace(grade, correct=bool(grade.correct), extracted=extracted, reason=clip(grade.reason, MAX_EXTRACTED))

@@ -262,6 +262,16 @@ def test_settings_of_another_grader(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"{flag} has no effect without --rm-type {grader}; leave it out" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "flag"), [("f1 --reader lenient", "--reader"), ("code --grader-timeout 2", "--grader-timeout")]
+)
+def test_settings_that_this_grader_does_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, flag: str
+) -> None:
+    assert run(["grade", "--rm-type", *words.split(), jsonl(tmp_path / "a.jsonl")]) == 2
+    assert f"{flag} has no effect with --rm-type {words.split()[0]}" in capsys.readouterr().err
+
+
 def test_help_names_the_graders_and_the_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["grade", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())

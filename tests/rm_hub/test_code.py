@@ -75,6 +75,8 @@ def test_the_last_block_that_defines_what_is_tested() -> None:
     answer = f"{fenced(SQUARE)}\nUse it:\n{fenced('print(f(3))')}"
     assert extract_code(answer, {"f"})[0] == SQUARE
     assert extract_code(answer)[0] == "print(f(3))"
+    example = f"{fenced(SQUARE)}\n{fenced('x = 3' + chr(10) + 'print(f(x=x))')}"
+    assert extract_code(example, {"f", "x"})[0] == SQUARE
 
 
 @pytest.mark.parametrize(
@@ -100,9 +102,9 @@ def test_hostile_answers_are_read_quickly(text: str) -> None:
         ({"inputs": [["1", "2"]], "outputs": [3]}, {}, Programs((("1\n2\n", "3"),))),
         ({"input_output": '{"inputs": ["1"], "outputs": ["2"]}'}, {}, Programs((("1", "2"),))),
         ({"fn_name": "f", "inputs": [[1, 2]], "outputs": [3]}, {}, Checks((("f", (1, 2), 3),))),
-        ({"inputs": ["1\n[2]"], "outputs": ["3"]}, {"func_name": "f"}, Checks((("f", (1, [2]), 3),))),
+        ({"inputs": ["1\n[2]"], "outputs": ["3"]}, {"func_name": "f"}, Checks((("f", (1, [2]), "3"),))),
         ([{"input": "1", "output": "2", "testtype": "stdin"}], {"fn_name": "f"}, Programs((("1", "2"),))),
-        ([{"input": "1", "output": "2", "testtype": "functional"}], {"fn_name": "f"}, Checks((("f", (1,), 2),))),
+        ([{"input": "1", "output": "2", "testtype": "functional"}], {"fn_name": "f"}, Checks((("f", (1,), "2"),))),
     ],
 )
 def test_forms(label: object, metadata: dict[str, Any], cases: Checks | Programs) -> None:
@@ -194,7 +196,9 @@ def test_a_value_is_the_same_as_itself(value: object) -> None:
     ("got", "want", "same"),
     [((1, 2), [1, 2], True), ([[1], [2]], [[1], [2]], True), (5, [5], True), ({1: 2}, {"1": 2}, True), (True, 1, False),
      (1, True, False), ("1", 1, False), (1, 1.0, True), (0.1 + 0.2, 0.3, True), (None, 0, False), ([1, 2], [2, 1], False),
-     (123456889.0, 123456789, False), (4.0, 4, True), (10**30 + 1, 10**30, False), (float("nan"), 4, False)],
+     (123456889.0, 123456789, False), (4.0, 4, True), (10**30 + 1, 10**30, False), (float("nan"), 4, False),
+     ("100", "100", True), (100, "100", True), (True, "true", True), ([1], "[1]", True), (1, "[1]", True),
+     ("101", "100", False), (101, "100", False), ("x", '"x"', True), ("100", 100, False)],
 )  # fmt: skip
 def test_values(got: object, want: object, same: bool) -> None:
     assert same_value(got, want) is same

@@ -262,6 +262,12 @@ async def test_a_verdict_is_asked_for_once(tmp_path: Path) -> None:
         async with LLMJudge(settings.model_copy(update={"judge_model": "other"})) as judge:
             await judge.grade("four", "4", QUESTION)
     assert len(seen) == 5
+    unnamed = {"judge_cache_path": settings.judge_cache_path, "judge_model": "default"}
+    for number in (6, 7):  # the default models of two servers are two judges
+        with judge_says(GOOD, seen=seen) as another:
+            async with LLMJudge(another.model_copy(update=unnamed)) as judge:
+                await judge.grade("four", "4", QUESTION)
+        assert len(seen) == number
 
 
 async def test_nonsense_is_not_cached(tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ def right(response: str, label: Any) -> bool:
         ("p=5,q=2;p=7,q=2", "(5,2),(7,2)"),
         ("1,22", "1.22"),
         ("0.0001", "10^{-4}"),
+        ("3/4", r"\frac{3}{4} = 75\%"),
+        ("1024", "2^{10} = 1,024"),
+        ("90", r"1.5\text{ hours} = 90\text{ minutes}"),
     ],
 )
 def test_the_same_answer_in_another_form(label: str, answer: str) -> None:
@@ -90,6 +93,22 @@ def test_the_same_answer_in_another_form(label: str, answer: str) -> None:
 )
 def test_another_answer(label: str, answer: str) -> None:
     assert not right(rf"\boxed{{{answer}}}", label)
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        r"The % increase is \boxed{3}.",
+        r"Since n % 7 = 3, the answer is \boxed{3}.",
+        "% the answer is 9\nThe answer is 3.",
+        "Let me restate it.\n\n**Question:** What is 1+2?\n\n**Answer:** 3",
+        "P: (1,2)\nQ: (4,2)\nSo the distance is \\boxed{3}.",
+        "The answer is 3.\n\nQuestion: What is 4+5?\nAnswer: 9",
+    ],
+)
+def test_percent_signs_and_questions_in_prose(response: str) -> None:
+    assert right(response, "3")
+    assert not right(response, "9")
 
 
 def test_a_grade_says_what_was_read_and_why() -> None:

@@ -92,12 +92,21 @@ def test_a_custom_grader_by_path() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("raises", "grader_raised"), ("gives_nan", "grader_bad_grade"), ("gives_number", "grader_bad_grade")],
+    [
+        ("raises", "grader_raised"),
+        ("gives_nan", "grader_bad_grade"),
+        ("gives_number", "grader_bad_grade"),
+        ("extracts_number", "grader_bad_grade"),
+    ],
 )
 def test_a_grader_that_misbehaves_is_named(name: str, kind: str) -> None:
     with pytest.raises(GraderFailure, match=name) as caught:
         grade(f"{FAULTY}:{name}", "x")
     assert caught.value.kind == kind
+
+
+def test_a_verdict_of_numpy_is_a_verdict() -> None:
+    assert grade(f"{FAULTY}:judges_by_numpy", "x").correct is True
 
 
 def test_long_extracts_are_cut() -> None:

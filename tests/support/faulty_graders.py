@@ -6,7 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from agentrl.rm_hub import Grade
 
@@ -48,6 +48,17 @@ def leaks(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
 
 def raises(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     raise LookupError("no such thing")
+
+
+def extracts_number(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    return Grade(1.0, True, cast(str, 42))
+
+
+def judges_by_numpy(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    import numpy as np
+
+    right = np.isclose(1.0, 1.0 + 1e-12)
+    return Grade(float(right), cast(bool, right))
 
 
 def gives_nan(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:

@@ -37,14 +37,8 @@ class Choices(NamedTuple):
     letters: str
     texts: Mapping[str, str]
 
-    def knows(self, letter: str) -> bool:
-        """Return true if the letter is a choice. If the choices are unknown, every letter is."""
-        return letter in self.letters or not self.letters
-
     def by_text(self, segment: str) -> str | None:
         bare = plain(segment[:_MAX_SEGMENT])
-        if not self.letters:
-            return bare or None
         same = [letter for letter, text in self.texts.items() if text == bare]
         return same[0] if len(same) == 1 else None
 
@@ -87,9 +81,9 @@ def read_choice(said: str, choices: Choices) -> tuple[str, str] | None:
     if (match := _LETTER.match(text)) is None:
         return (MANY, "") if _TWO_IN_ONE.fullmatch(text.rstrip(".*$)")) else None
     letter, rest = match["letter"].upper(), text[match.end() :]
-    if not choices.knows(letter):
+    if letter not in choices.letters:
         return None
-    if (another := _ANOTHER.match(rest)) and another["letter"] != letter and choices.knows(another["letter"]):
+    if (another := _ANOTHER.match(rest)) and another["letter"] != letter and another["letter"] in choices.letters:
         return MANY, ""
     follows = choices.texts.get(letter, "")
     ends = _ENDS.match(rest) is not None or (follows and plain(rest).startswith(follows))

@@ -6,6 +6,7 @@ r"""Compares an answer with a label: numbers exactly, words as words, structures
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from agentrl.rm_hub.reading import numbers, symbolic
@@ -15,6 +16,7 @@ from agentrl.rm_hub.reading.words import choice, same_words, strip_units, wordy
 
 _BASED = re.compile(r"^\(?([0-9A-Fa-f]+)\)?\s*_\s*\{?\s*\(?(\w+)\)?\s*\}?$")
 _COMMA_DECIMAL = re.compile(r"[+-]?\d+,\d+")
+_CHAIN_END = re.compile(r",(?!\d{3}(?!\d))|;|and|or")
 _CLOCK = re.compile(r"(?i)\d\s*[ap]\.?\s?m\b")
 _ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
@@ -46,8 +48,8 @@ def compare(label: str, answer: str) -> Equality:
     gold, got = alike
     if squeeze(gold) == squeeze(got):
         return Equality(bool(got.strip()), "the same text")
-    chains = ([numbers.read(part) for part in chain.split("=")] for chain in re.split(",|;|and|or", got))
-    if any(len({number.value for number in chain if number is not None}) > 1 for chain in chains):  # such as x = 5 = 6
+    chains = ([n for part in chain.split("=") if (n := numbers.read(part))] for chain in _CHAIN_END.split(got))
+    if any(not numbers.same(*two) for chain in chains for two in pairwise(chain)):  # such as x = 5 = 6
         return Equality(False, "the answer says that different numbers are equal")
     number = numbers.read(gold)
     if number is None and _COMMA_DECIMAL.fullmatch(gold) and "," not in got and numbers.read(got) is not None:

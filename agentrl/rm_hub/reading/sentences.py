@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from agentrl.rm_hub.reading import numbers
 from agentrl.rm_hub.reading.common import after_reasoning
 from agentrl.rm_hub.reading.latex import LONGEST, clean
-from agentrl.rm_hub.reading.phrases import words
+from agentrl.rm_hub.reading.phrases import any_of, words
 from agentrl.rm_hub.reading.words import strip_units, wordy
 
 TAIL = 100_000  # characters at the end of a response that are read
@@ -17,7 +17,7 @@ _ESCAPED = {"\x0crac": r"\frac", "\x08inom": r"\binom", "\text{": r"\text{", "\t
 """The texts that a JSON or Python string makes from LaTeX with single backslashes, and the LaTeX."""
 _UNSEEN = re.compile(
     r"""(?sx)
-    <!--.*?(?:-->|\Z) | \\begin\{comment\}.*?(?:\\end\{comment\}|\Z) | (?<=[^\d\s}]\s)%[^\n]*                # comments
+    <!--.*?(?:-->|\Z) | \\begin\{comment\}.*?(?:\\end\{comment\}|\Z) | (?:(?m:^[ \t]*)|(?<=[.!?]\s))%[^\n]*  # comments
     | <(\w{1,20})\b[^<>]{0,200}\b(?:hidden|display:\s?none)[^<>]{0,200}>.*?(?:</\1>|\Z)                       # hidden
     | \\[hv]?phantom\s*\{[^{}]*\}
     | ~~.{1,400}?~~ | <(s|del|strike)>.{0,400}?</\2>                                                          # struck out
@@ -27,8 +27,9 @@ _UNSEEN = re.compile(
     | (?P<mark></?(?:b|strong|i|em|u|p)>)                                              # the mark alone
     """
 )
-_NEXT_TURN = re.compile(r"\n\s{0,4}(?:[*_#]{0,4})(?:Question|Q|Human|User)\s?\d{0,3}\s?:")
-"""The beginning of a next turn that the model made up."""
+_NEXT_TURN = re.compile(r"\n\s{0,4}(?:[*_#]{0,4})(?:Question|Q|(Human|User))\s?\d{0,3}\s?:")
+"""The beginning of a next turn that the model made up. A question without an answer before it is the model's own."""
+_ANSWERED = re.compile(rf"(?i)\\boxed|####|<answer|{any_of('answer')}")
 _REORDERED = re.compile("[\u202d\u202e]")
 _EMPHASIS = re.compile(r"(?<![\w*])(\*\*|__)(?=\S)([^*_\n]{1,200}?)(?<=\S)\1(?!\w)")
 
@@ -46,8 +47,10 @@ def seen(response: str) -> str:
         text = text.replace(broken, meant)
     if _REORDERED.search(text):
         return ""
-    following = _NEXT_TURN.search(text, len(text) - len(text.lstrip()) + 1)
-    return _EMPHASIS.sub(r"\2", _UNSEEN.sub(_instead, text[: following.start() if following else None]))
+    answered = found.end() if (found := _ANSWERED.search(text)) else len(text)
+    turns = _NEXT_TURN.finditer(text, len(text) - len(text.lstrip()) + 1)
+    end = next((turn.start() for turn in turns if turn[1] or answered <= turn.start()), None)
+    return _EMPHASIS.sub(r"\2", _UNSEEN.sub(_instead, text[:end]))
 
 
 def _instead(match: re.Match[str]) -> str:

@@ -26,7 +26,6 @@ _BINOMIAL = re.compile(r"\\[dt]?binom")
 _COMPUTED = re.compile(r"\\[dt]?binom\s*(?:\{[^{}]*\}\s*)?\{[^{}]*[\^!\\*{]")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-zA-Z]*\}")
 _WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}|[^\x00-\x7f]|__|@|\\(?:input|write|def|catcode|require|href|include)")
-_NOT_A_NUMBER = (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError)
 
 
 def refusal(text: str) -> str | None:
@@ -102,7 +101,7 @@ def rounds_to(answer: str, value: Fraction, decimals: int) -> bool:
         return False
     try:
         number = complex(trees[0].evalf(30))
-    except _NOT_A_NUMBER:
+    except (TypeError, ValueError, AttributeError, ArithmeticError):
         return False
     return bool(abs(number.imag) < 1e-12 and abs(number.real - float(value)) * 10**decimals <= 0.5 + 1e-9)
 

@@ -130,21 +130,16 @@ def _after(given: Mapping[str, Any], cases: Programs | Checks) -> Programs | Che
 
 def _pairs(inputs: Sequence[Any], outputs: Sequence[Any], name: str | Literal[False] | None) -> Programs | Checks:
     if name:
-        return Checks(tuple((name, _arguments(i), _value(o)) for i, o in zip(inputs, outputs, strict=True)))
+        return Checks(tuple((name, _arguments(i), o) for i, o in zip(inputs, outputs, strict=True)))
     return Programs(tuple(zip(map(_lines, inputs), map(_lines, outputs), strict=True)))
 
 
 def _arguments(item: Any) -> tuple[Any, ...]:
     if isinstance(item, str):
-        return tuple(_value(line) for line in item.split("\n") if line.strip())
+        return tuple(json_or_text(line) for line in item.split("\n") if line.strip())
     if isinstance(item, (list, tuple)):
         return tuple(item)
     raise _bad(f"the arguments of a call are {item!r:.60}, expected a list")
-
-
-def _value(item: Any) -> Any:
-    """Read text as JSON if it is JSON: data sets write both "3" and 3."""
-    return json_or_text(item) if isinstance(item, str) else item
 
 
 def _lines(item: Any) -> str:
@@ -177,14 +172,16 @@ _DEFINES = re.compile(r"(?m)^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^(\w
 
 def extract_code(answer: str, names: Collection[str] = ()) -> tuple[str | None, str]:
     """Return the program of an answer, or None; and in words where it was found or why not. The last block that defines
-    one of `names` is preferred to a later block that does not, such as an example of use."""
+    a function or class of `names`, or else sets one, is preferred to a later block, such as an example of use."""
     text = after_reasoning(answer)[-_MAX:]
     blocks = list(_blocks(text))
     python = [b for b in blocks if b[0] in _PYTHON] or [b for b in blocks if b[0] in ("pycon", "text")]
     named = [b for b in python if b[0]] or python
     wanted = set(names)
-    defining = [b for b in python if any(not wanted.isdisjoint(m.groups()) for m in _DEFINES.finditer(b[1]))]
-    if chosen := (defining or named)[-1:]:
+    defining, setting = (
+        [b for b in python if any(m[kind] in wanted for m in _DEFINES.finditer(b[1]))] for kind in (1, 2)
+    )
+    if chosen := (defining or setting or named)[-1:]:
         program = textwrap.dedent(chosen[0][1]).strip("\n")
         return (program, "the last code block") if program.strip() else (None, "the code block is empty")
     if blocks:
