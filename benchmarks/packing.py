@@ -43,7 +43,7 @@ def measure(
         elapsed = time.perf_counter() - begin
         computed, real = computed_tokens(lengths, made, pad_to_longest=pad_to_longest), sum(lengths)
         slowest = max(computed) / (real / len(computed))
-        rows.append((1 - real / sum(computed), slowest, made.num_microbatches, 1e3 * elapsed))
+        rows.append((1 - real / sum(computed), slowest, len(made.ranks[0]), 1e3 * elapsed))
     return Result(*np.mean(rows, axis=0))
 
 

@@ -113,7 +113,7 @@ def compare(folder: Path, name: str, budget: int, repeat: int) -> None:
     rates = [len(batch.tokens) / seconds for seconds in best]
     parameters = sum(p.numel() for p in peer.model.parameters()) / 1e6
     print(
-        f"| {name} ({parameters:.1f}M) | {plan.num_microbatches} | {rates[0]:,.0f} | {rates[1]:,.0f} "
+        f"| {name} ({parameters:.1f}M) | {len(plan.ranks[0])} | {rates[0]:,.0f} | {rates[1]:,.0f} "
         f"| {rates[0] / rates[1]:.2f} |",
         flush=True,
     )

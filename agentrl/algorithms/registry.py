@@ -37,14 +37,15 @@ def algorithm_of(settings: AlgorithmFields) -> Algorithm:
     """Return the algorithm that the settings ask for. Raises PluginError: a path cannot be loaded. SettingsError: the
     object at the path is no algorithm, or does not take these settings."""
     check_functions(settings)
-    if algorithm := built_in(settings):
-        return algorithm
-    path = settings.advantage_estimator
-    found = load_function(path, "--advantage-estimator")
-    own = isinstance(found, type) and issubclass(found, Algorithm)
-    algorithm = found(settings) if own else Estimated(settings, found)
-    if problems := algorithm.problems():
-        raise SettingsError(f"--advantage-estimator {path}: {'; '.join(problems)}")
+    if (algorithm := built_in(settings)) is None:
+        path = settings.advantage_estimator
+        found = load_function(path, "--advantage-estimator")
+        own = isinstance(found, type) and issubclass(found, Algorithm)
+        algorithm = found(settings) if own else Estimated(settings, found)
+        if problems := algorithm.problems():
+            raise SettingsError(f"--advantage-estimator {path}: {'; '.join(problems)}")
+    if algorithm.anchored_at_rollout and settings.use_rollout_logprobs is None and not settings.old_is_trainers:
+        return algorithm.with_settings({"use_rollout_logprobs": True})
     return algorithm
 
 

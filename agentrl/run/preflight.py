@@ -282,6 +282,8 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
         hooks_of(settings.args)
         if (steps := settings.rollout.num_rollout * train.num_steps_per_rollout - train.actor_starts) > 0:
             learning_rate(steps - 1, train, steps)  # raises if the phases of the schedule do not fit
+        if "values" in reads and (steps := steps + train.actor_starts) > 0:
+            learning_rate(steps - 1, train.of_critic, steps)
         resumed(settings)
 
 

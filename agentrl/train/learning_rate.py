@@ -41,10 +41,11 @@ def end_of_decay(settings: TrainSettings, total_steps: int | None) -> int | None
 
 def muon_learning_rate(step: int, settings: TrainSettings, total_steps: int | None = None) -> float:
     """Return the learning rate of Muon's matrices: the same schedule with the peak `muon_lr` (by default `lr`)."""
-    rate = learning_rate(step, settings, total_steps)
-    if settings.muon_lr is None or not settings.lr:
-        return rate
-    return rate * (settings.muon_lr / settings.lr)
+    if settings.muon_lr is None:
+        return learning_rate(step, settings, total_steps)
+    scale = settings.muon_lr / settings.lr if settings.lr else 1.0
+    rates = {"lr": settings.muon_lr, **{name: getattr(settings, name) * scale for name in ("min_lr", "lr_warmup_init")}}
+    return learning_rate(step, settings.model_copy(update=rates), total_steps)
 
 
 def _warmup_steps(settings: TrainSettings, decay_end: int | None) -> int:

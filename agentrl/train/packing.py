@@ -20,16 +20,11 @@ Bundle = list[int]  # places in the prefix order of samples that are kept togeth
 class PackingPlan:
     """The assignment of samples to ranks and microbatches."""
 
-    ranks: tuple[tuple[Microbatch, ...], ...]  # `ranks[r][m]` is microbatch m of data-parallel rank r
+    ranks: tuple[tuple[Microbatch, ...], ...]  # `ranks[r][m]` is microbatch m of rank r; all ranks have as many
     alignment: int = 1  # every node of a microbatch's tree is padded to a multiple of this
     shares: bool = False  # true if common prefixes are computed once
     tokens: int = 0  # number of tokens of all samples
     distinct: int = 0  # number of tokens if all samples were in one tree, with every common prefix once
-
-    @property
-    def num_microbatches(self) -> int:
-        """Return the number of microbatches of each rank."""
-        return len(self.ranks[0])
 
 
 def make_plan(

@@ -1,6 +1,7 @@
 """Checkpoints in progress. All ranks begin a checkpoint together, and finish it together. With `async_save`, a thread
 of each rank writes a copy of the state in between, while training continues."""
 
+import datetime
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,8 +23,8 @@ WriteFiles = Callable[[], Any]  # writes a rank's files. Collective.
 class Background(ThreadPoolExecutor):
     """A thread that writes checkpoints, and a process group for these threads on all ranks. Collective."""
 
-    def __init__(self) -> None:
-        self.group = dist.new_group(backend="gloo")
+    def __init__(self, minutes: int) -> None:
+        self.group = dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=minutes))
         super().__init__(1, thread_name_prefix="checkpoint")
 
 

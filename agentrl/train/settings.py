@@ -207,8 +207,8 @@ class TrainSettings(Settings):
         muon, tp = self.optimizer == "muon", self.tensor_model_parallel_size
         useless = "muon_lr has no effect with optimizer adam; set optimizer to muon"
         yield self.muon_lr is not None and not muon, useless
-        cut = "optimizer muon needs whole matrices: set tensor_model_parallel_size to 1, or use adam"
-        yield muon and tp > 1, cut
+        cut = "optimizer muon needs whole matrices: set tensor_model_parallel_size and expert_tensor_parallel_size to 1, or use adam"
+        yield muon and max(tp, self.expert_tensor_parallel) > 1, cut
         cut = "optimizer muon needs all experts: set expert_model_parallel_size to 1, or use adam"
         yield muon and self.expert_model_parallel_size > 1, cut
         cut = "optimizer muon cannot be sharded: turn use_distributed_optimizer off, or use adam"
@@ -233,9 +233,9 @@ class TrainSettings(Settings):
         scale = rate / self.lr if self.lr else 1.0
         scaled = {name: getattr(self, name) * scale for name in ("min_lr", "lr_warmup_init")}
         muon = None if self.muon_lr is None else self.muon_lr * scale
-        warmup: dict[str, object] = {"lr_warmup_iters": self.critic_lr_warmup_iters, "lr_warmup_fraction": None}
-        warmup |= {**dict.fromkeys(PATTERNS, ()), "lora_rank": None}
-        return self.model_copy(update={"lr": rate, "muon_lr": muon, **scaled, **warmup})
+        warmup = {"lr_warmup_iters": self.critic_lr_warmup_iters, "lr_warmup_fraction": None}
+        whole = {**dict.fromkeys(PATTERNS, ()), "lora_rank": None}
+        return self.model_copy(update={"lr": rate, "muon_lr": muon, **scaled, **warmup, **whole})
 
     @property
     def actor_starts(self) -> int:

@@ -123,9 +123,9 @@ class TrainBackend(ABC):
         if "ref_log_probs" in self.algorithm.reads:
             self._reference_folder(self.network.sizes_of(self.folder))
         if "teacher_log_probs" in self.algorithm.reads and settings.opd_teacher_load:
-            check(self.opened(settings.opd_teacher_load), settings, values=False)
+            check(self.opened(settings.opd_teacher_load), settings.of_critic, values=False)  # all of it, and no adapter
         if "values" in self.algorithm.reads:
-            check(self._critic_folder(), settings, values=True)
+            check(self._critic_folder(), settings.of_critic, values=True)
 
     def init(self, where: RankInfo) -> None:
         """Join the process group, build the models and the optimizer, and load the starting weights. Collective. Raises

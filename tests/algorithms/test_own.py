@@ -17,6 +17,7 @@ from agentrl.algorithms import (
     algorithm_of,
     compute_advantages,
 )
+from agentrl.algorithms.trust_region import DPPO
 from agentrl.errors import AgentRLError, PluginError, SettingsError
 from tests.algorithms.test_returns import inputs
 from tests.algorithms.views import view
@@ -53,6 +54,17 @@ def bare(seen: TokenView, settings: AlgorithmSettings) -> torch.Tensor:
 
 def odd_statistic(seen: TokenView, settings: AlgorithmSettings) -> TokenLoss:
     return TokenLoss(-seen.log_probs, {"mean": seen.log_probs.mean()})
+
+
+class Anchored(DPPO):
+    pass
+
+
+@pytest.mark.parametrize("name", ["dppo", path("Anchored")])
+def test_an_algorithm_that_is_anchored_at_the_rollout_reads_the_engines_log_probs(name: str) -> None:
+    assert algorithm_of(AlgorithmSettings(advantage_estimator=name)).settings.use_rollout_logprobs
+    given = AlgorithmSettings(advantage_estimator=name, use_rollout_logprobs=False)
+    assert not algorithm_of(given).settings.use_rollout_logprobs
 
 
 def test_a_loss_of_ones_own_is_taken_with_the_advantages_of_an_estimator() -> None:

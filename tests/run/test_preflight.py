@@ -435,6 +435,7 @@ def test_a_critic_beside_untied_embeddings_passes(here: RunKit, models: Path, ba
         "hf_checkpoint": models / "untied",
         "train_backend": backend,
         "advantage_estimator": "ppo",
+        "freeze_params_name_list": "lm_head" if backend == "fsdp" else "output_layer",
     }
     preflight(RunSettings.from_cli(here.arguments(**changes)).check_complete("train"), "train")
 
@@ -496,6 +497,18 @@ def test_names_of_layers_are_checked_before_anything_starts(
     here: RunKit, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], said: str
 ) -> None:
     assert said in refused(["train", *here.arguments(train_backend="fsdp", **changes), "--dry-run"], capsys)
+
+
+def test_the_phases_of_the_critics_schedule_must_fit_too(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:
+    curve: dict[str, Any] = {
+        "lr_decay_style": "WSD",
+        "lr_wsd_decay_iters": 3,
+        "num_rollout": 4,
+        "advantage_estimator": "ppo",
+    }
+    assert run(["train", *here.arguments(**curve), "--dry-run"]) == 0
+    said = refused(["train", *here.arguments(**curve, critic_lr_warmup_iters=2), "--dry-run"], capsys)
+    assert "lr_wsd_decay_iters 3 and the warm-up of 2 steps must fit in the 4 steps" in said
 
 
 def test_engines_and_trainer_have_the_same_weights_below_an_adapter(

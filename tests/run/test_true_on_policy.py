@@ -53,6 +53,11 @@ def test_one_planted_bit_ends_the_run_before_the_step(desk: Path) -> None:
 
 
 @pytest.mark.slow
+def test_only_the_first_of_several_steps_is_compared_with_the_engine(desk: Path) -> None:
+    assert produced(BUSY, "--num-steps-per-rollout 2 --use-rollout-logprobs --lr 0.1")["failed"] == ""
+
+
+@pytest.mark.slow
 def test_the_gate_alone_has_a_threshold(desk: Path) -> None:
     strict = "--ci-train-rollout-logprob-abs-diff-threshold"
     assert produced(BASE, f"{strict} 0")["failed"].startswith("TrainError")

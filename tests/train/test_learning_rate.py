@@ -86,6 +86,7 @@ def test_muon_has_its_own_peak() -> None:
     assert muon_learning_rate(0, settings) == pytest.approx(0.02)
     assert muon_learning_rate(20, settings) / learning_rate(20, settings) == pytest.approx(0.02 / 3e-4)
     assert muon_learning_rate(3, TrainSettings(lr=0.1, optimizer="muon")) == 0.1
+    assert muon_learning_rate(3, TrainSettings(lr=0.0, optimizer="muon", muon_lr=0.02)) == 0.02
 
 
 def test_a_shape_without_an_end_is_refused() -> None:

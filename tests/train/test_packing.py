@@ -34,7 +34,7 @@ def test_plans_hold_their_promises(
 ) -> None:
     made = make_plan(lengths, ranks, max_tokens=max_tokens, micro_batch_size=size, alignment=alignment, balance=balance)
     assert len(made.ranks) == ranks
-    assert {len(rank) for rank in made.ranks} == {made.num_microbatches}
+    assert {len(rank) for rank in made.ranks} == {len(made.ranks[0])}
     placed = sorted(i for rank in made.ranks for microbatch in rank for i in microbatch)
     assert placed == list(range(len(lengths)))
     for rank in made.ranks:
@@ -51,7 +51,7 @@ def test_fixed_microbatches_deal_out_equal_numbers(lengths: list[int], ranks: in
     made = make_plan(lengths, ranks, micro_batch_size=1)
     counts = [sum(map(len, rank)) for rank in made.ranks]
     assert max(counts) - min(counts) <= 1
-    assert made.num_microbatches == -(-len(lengths) // ranks)
+    assert len(made.ranks[0]) == -(-len(lengths) // ranks)
 
 
 def work(length: int, crossover: int) -> int:
@@ -141,7 +141,7 @@ def test_bins_may_be_exactly_full() -> None:
 def test_a_long_sample_goes_alone() -> None:
     made = make_plan([10, 500, 20], 1, max_tokens=64)
     assert (1,) in made.ranks[0]
-    assert made.num_microbatches == 2
+    assert len(made.ranks[0]) == 2
 
 
 def test_fewer_samples_than_ranks() -> None:
@@ -165,7 +165,7 @@ def test_plans_of_trees_hold_the_same_promises(found: list[Ids], ranks: int, max
     lengths, prefixes = [len(ids) for ids in found], SharedPrefixes.of(found)
     made = make_plan(lengths, ranks, prefixes=prefixes, max_tokens=max_tokens, micro_batch_size=size)
     assert sorted(i for rank in made.ranks for mb in rank for i in mb) == list(range(len(found)))
-    assert {len(rank) for rank in made.ranks} == {made.num_microbatches}
+    assert {len(rank) for rank in made.ranks} == {len(made.ranks[0])}
     for microbatch in (mb for rank in made.ranks for mb in rank):
         fits = len(microbatch) <= size if max_tokens is None else computed(found, microbatch) <= max_tokens + SLACK
         assert fits or len(microbatch) == 1
@@ -245,5 +245,5 @@ def test_settings_become_a_plan() -> None:
 
     made = planned(use_dynamic_batch_size=True, max_tokens_per_gpu=16, context_parallel_size=2)
     assert made.alignment == 4
-    assert made.num_microbatches == 2  # 32 tokens over two devices; 8 + 12 go together
+    assert len(made.ranks[0]) == 2  # 32 tokens over two devices; 8 + 12 go together
     assert planned(micro_batch_size=2, balance_data=False).ranks == (((0, 1), (2,)),)

@@ -27,6 +27,7 @@ def test_field_names_are_unique_over_both_sections_and_have_help() -> None:
         ({"recompute_num_layers": 2}, "recompute_num_layers needs recompute_granularity full"),
         ({"attention_softmax_in_fp32": False}, "cannot be turned off"),
         ({"optimizer": "muon", "tensor_model_parallel_size": 2}, "whole matrices"),
+        ({"optimizer": "muon", "expert_tensor_parallel_size": 2}, "whole matrices"),
         ({"optimizer": "muon", "use_distributed_optimizer": True}, "cannot be sharded"),
         ({"train_backend": "fsdp9"}, "megatron"),
     ],

@@ -150,7 +150,7 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
         if (found := getattr(whole, "_weight_conversions", None)) is not None:
             model._weight_conversions = found  # for transformers to restore the folder's names
     if settings.recompute_granularity and learns:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        (model.model if values else model).gradient_checkpointing_enable({"use_reentrant": False})
         for layer in _layers(model):
             layer.training = True  # recomputation needs training mode; modules in a layer keep dropout off
     return model

@@ -162,7 +162,7 @@ class FsdpNetwork(Network):
         Vision.load(folder.path)
         model = without_weights(folder, values=values)
         shape_of(model)
-        if (lora := lora_of(settings)) and not values:
+        if lora := lora_of(settings):
             adapted(model, lora, settings)
         else:
             _freeze(model, settings)
@@ -174,13 +174,12 @@ class FsdpNetwork(Network):
         self.model.zero_grad()
 
     def forget(self) -> None:
+        self.zero_grad()  # clears gathered parameters, which the reset does not
         if isinstance(self.model, FSDPModule):
             if not hasattr(self.model, "reset_iter_state"):
                 what = f"memory ran out, and torch {torch.__version__} cannot begin a sharded step again"
                 raise TrainError(f"{what}: lower --max-tokens-per-gpu or --micro-batch-size, or use torch 2.13")
-            self.zero_grad()  # clears gathered parameters, which the reset does not
             self.model.reset_iter_state()
-        super().forget()
 
     def parameters(self) -> dict[str, Any]:
         found = {id(tensor): (name, tensor) for name, tensor in reversed(self.model.state_dict(keep_vars=True).items())}

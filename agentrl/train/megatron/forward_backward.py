@@ -11,13 +11,13 @@ import torch.distributed as dist
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
+from megatron.core.utils import unwrap_model
 from torch import Tensor
 
 from agentrl.train.batch import TrainBatch
 from agentrl.train.forward_backward import ForwardBackward, OnOutput
 from agentrl.train.megatron.attention import MegatronPack, Rope
 from agentrl.train.megatron.layout import ParallelLayout
-from agentrl.train.megatron.model import output_rows
 from agentrl.train.microbatches import MicrobatchTensors, OutputPositions
 from agentrl.train.packing import PackingPlan
 from agentrl.train.routing import routing_of
@@ -44,7 +44,7 @@ class MegatronForwardBackward(ForwardBackward):
             with self.batch_invariant():
                 mb = next(iterator)
                 cos, sin = self.rope.angles(mb.positions[0], self.config.params_dtype)
-                output_rows(model, mb.rows)
+                unwrap_model(model).picked_rows = mb.rows
                 packed = MegatronPack(mb=mb, cos=cos, sin=sin, routing=self._routing(mb))
                 out = model(mb.tokens, mb.positions, None, packed_seq_params=packed, **half)
             return out, functools.partial(_found, on_output=on_output, mb=mb)
@@ -53,7 +53,7 @@ class MegatronForwardBackward(ForwardBackward):
             forward_step_func=forward,
             data_iterator=self.packer.microbatches(batch, plan, rows),
             model=[self.model],
-            num_microbatches=plan.num_microbatches,
+            num_microbatches=len(plan.ranks[0]),
             seq_length=1,
             micro_batch_size=1,
             forward_only=not learns,

@@ -1,5 +1,6 @@
 """A `GPTModel` from a Hugging Face config, for this process's place in the layout. Fusions of Transformer Engine and
-Apex are off, megatron's default. The output layer runs only on `output_rows`: prompts need no logits."""
+Apex are off, megatron's default. Prompts need no logits: the output layer runs only on
+`picked_rows`, int64 positions in this rank's packed tokens."""
 
 import itertools
 from collections.abc import Callable
@@ -265,11 +266,6 @@ def keep_gradients_flowing(model: torch.nn.Module) -> None:
         )
 
 
-def output_rows(model: torch.nn.Module, rows: Tensor) -> None:
-    """Compute the next forward pass's logits only at `rows`, int64 positions into this rank's packed tokens."""
-    unwrap_model(model).picked_rows = rows
-
-
 class ValueHead(torch.nn.Module):
     """A linear layer to one number, in place of megatron's output layer. All tensor-parallel ranks have the whole layer
     and compute the same from whole hidden states, so no gradient is summed over the ranks. The layer computes in
@@ -286,7 +282,7 @@ class ValueHead(torch.nn.Module):
 
 
 def _pick_rows(model: Any) -> None:
-    """Run the output layer only on the rows of `output_rows`; under sequence parallelism, gather the tokens first."""
+    """Run the output layer only on the rows of `picked_rows`; under sequence parallelism, gather the tokens first."""
     layer, group = model.output_layer, model.pg_collection.tp
     if gathers := bool(layer.sequence_parallel):
         # The gather now happens here, so the layer must take whole inputs and sum their gradients itself.

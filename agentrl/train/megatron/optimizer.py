@@ -156,8 +156,9 @@ def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConf
         muon = Muon(groups, lr=settings.lr, weight_decay=0.0)
         parts.append(_wrap(muon, config, layout, "momentum_buffer"))
     adam_groups, betas = decay_groups(rest.values(), muon=False, **common), (settings.adam_beta1, settings.adam_beta2)
-    adam = torch.optim.AdamW(adam_groups, lr=settings.lr, betas=betas, eps=settings.adam_eps, weight_decay=0.0)
-    parts.append(_wrap(adam, config, layout, "exp_avg", "exp_avg_sq"))
+    if adam_groups:
+        adam = torch.optim.AdamW(adam_groups, lr=settings.lr, betas=betas, eps=settings.adam_eps, weight_decay=0.0)
+        parts.append(_wrap(adam, config, layout, "exp_avg", "exp_avg_sq"))
     return ChainedOptimizer(parts)
 
 

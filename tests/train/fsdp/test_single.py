@@ -38,7 +38,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 AlgorithmSettings(use_kl_loss=True, entropy_coef=0.01),
                 {"clip_grad": 0.05, "weight_decay": 1.0, "ref_update_interval": 1},
             ),
-            pytest.param(PPO, {"num_steps_per_rollout": 2, "critic_lr": 1e-3}, marks=pytest.mark.slow),
+            pytest.param(
+                PPO,
+                {"num_steps_per_rollout": 2, "critic_lr": 1e-3, "recompute_granularity": "selective"},
+                marks=pytest.mark.slow,
+            ),
             (AlgorithmSettings(), {"freeze_params_name_list": ("embed_tokens", "layers.0"), "ref_update_interval": 1}),
         ],
         1,

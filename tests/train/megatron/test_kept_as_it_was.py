@@ -51,6 +51,7 @@ def moved(train: TrainSettings) -> set[str]:
         ({"freeze_params_name_list": ("q_proj",)}, "[qkv]_proj"),
         ({"only_train_params_name_list": (r"layers\.0\.", "final_layernorm")}, "layers.1|embed"),
         ({"freeze_params_name_list": ("norm",), "optimizer": "muon"}, "norm"),
+        ({"only_train_params_name_list": (r"mlp\.\w+_proj",), "optimizer": "muon"}, r"^(?!.*mlp\.\w+_proj)"),
         ({"freeze_params_name_list": ("norm",), "use_distributed_optimizer": True, "bf16": True}, "norm"),
     ],
     ids=str,
