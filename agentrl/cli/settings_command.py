@@ -49,7 +49,8 @@ class SettingsCommand(click.Command):
         for title, group in _groups(skip=essential):
             with formatter.section(title):
                 width = formatter.width - formatter.current_indent
-                names = "  ".join(_names(field) for field in group)
+                on = {field: field.is_bool and field.default is True for field in group}
+                names = "  ".join(f"--no-{field.flag[2:]}" if on[field] else field.flag for field in group)
                 for line in textwrap.wrap(names, width, break_on_hyphens=False, break_long_words=False):
                     formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
@@ -166,11 +167,6 @@ def _groups(skip: frozenset[str] = frozenset()) -> Iterator[tuple[str, list[Fiel
     for section, info in Sections.model_fields.items():
         if group := [f for f in all_fields().values() if f.section == section and f.name not in skip]:
             yield str(info.title), group
-
-
-def _names(field: FieldRef) -> str:
-    """Return the flag that changes the default: `--no-x` for a setting that is on."""
-    return f"--no-{field.flag[2:]}" if field.is_bool and field.default is True else field.flag
 
 
 def _row(field: FieldRef, presets: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, str]:

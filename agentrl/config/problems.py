@@ -6,7 +6,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -15,6 +14,7 @@ from agentrl.config.fields import FieldRef
 from agentrl.errors import AgentRLError, SettingsError
 from agentrl.settings import flag_of, shown
 
+_TYPE = re.compile(r"int|float|str|bool|.*\[.*")  # pydantic adds the type of a union's member to a location
 _NEAR = 0.78
 """Minimum similarity of a suggested name. A less similar name is suggested if it has all words of the unknown name."""
 
@@ -63,7 +63,7 @@ def sentences(error: ValidationError, fields: Mapping[str, FieldRef], origins: M
         if item["type"] in ("value_error", "assertion_error"):
             sentence = f"{where}: {message}"
         else:
-            inside = "".join(f"[{part!r}]" for part in item["loc"][1:] if not _is_type_tag(part))
+            inside = "".join(f"[{part!r}]" for part in item["loc"][1:] if not _TYPE.fullmatch(str(part)))
             expected = "a finite number" if item["type"] == "finite_number" else field.expected()
             # The key of a mapping can mark its value as a secret.
             refused = functools.reduce(shown, item["loc"][1:], item["input"])
@@ -117,8 +117,3 @@ class Problems:
             raise one_error(unlike)
         if self._errors:
             raise self._errors[0]
-
-
-def _is_type_tag(part: Any) -> bool:
-    """Return true for the type name of a union's member, which pydantic adds to a location."""
-    return isinstance(part, str) and (part in ("int", "float", "str", "bool") or "[" in part)

@@ -4,8 +4,7 @@
    `agentrl train` and override the settings file.
 2. The run starts from a model that is shipped with the package. Training and evaluation are those of any run.
 3. Success is the share of held-out prompts whose reward is at least 1 (`pass@1`), at the evaluation's temperature.
-   The exit code is 1 if success misses the goal or hardly rose. The last lines then name failed phrases and mistakes.
-"""
+   The exit code is 1 if success misses the goal or hardly rose. The last lines then name failed phrases and mistakes."""
 
 import shlex
 import sys
@@ -94,7 +93,7 @@ class Example:
         for sample in last_held_out(folder):
             phrase, mistake = self.explain(sample)
             asked[phrase] += 1
-            if sample_reward(sample) < 1:
+            if not isinstance(sample.reward, int | float) or sample.reward < 1:
                 failed[phrase][mistake] += 1
         lines = [f"mistakes in the last evaluation, of {asked.total()} problems:"]
         for phrase, kinds in sorted(failed.items(), key=lambda item: -item[1].total() / asked[item[0]]):
@@ -153,11 +152,6 @@ def last_held_out(folder: Path) -> list[Sample]:
         of: dict[str, str | int] = {"kind": "eval", "name": EVAL_SET}
         rows = reader.query(Filter(equal=of | {"step": reader.steps("eval", EVAL_SET)[-1]}))
         return [reader.group(row.key)[row.place] for row in rows]
-
-
-def sample_reward(sample: Sample) -> float:
-    """Return the reward as a number; 0 if the sample has none."""
-    return float(sample.reward) if isinstance(sample.reward, int | float) else 0.0
 
 
 def _curve(values: Sequence[float]) -> str:

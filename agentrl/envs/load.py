@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
+from agentrl.envs.agent import AgentEnvironment
 from agentrl.envs.base import Environment, WhenInterrupted
 from agentrl.errors import PluginError, install, raised_as
 from agentrl.plugins import describe_error, load_object
@@ -62,7 +63,8 @@ def check_environment(cls: type[Environment]) -> None:
     name = cls.__name__
     if not isinstance(cls.max_turns, int) or isinstance(cls.max_turns, bool) or cls.max_turns < 1:
         raise PluginError(f"{name}.max_turns: expected a positive integer, got {cls.max_turns!r}")
-    if cls.when_interrupted not in (choices := get_args(WhenInterrupted)):
+    choices = ("keep",) if issubclass(cls, AgentEnvironment) else get_args(WhenInterrupted)
+    if cls.when_interrupted not in choices:
         raise PluginError(f"{name}.when_interrupted: expected one of {choices}, got {cls.when_interrupted!r}")
     behind = cls.__mro__[cls.__mro__.index(Environment) + 1 :]
     if late := next((base.__name__ for base in behind if isinstance(vars(base).get("setup"), classmethod)), None):

@@ -131,6 +131,7 @@ class Session:
         clock: returns seconds, for the idle limit.
         counts: numbers of requests and tokens, by name; `figures` adds the numbers of nodes.
         refusals: the last messages of refused requests.
+        overflow: the refusal of the last request if its prompt did not fit into the context, else "".
         memo: the parts of earlier requests that the wire formats have read.
         record: after `close`, the tree in the form that a Sample keeps.
         failure: the failure of the last request if the agent did not cause it, or the gateway's end; else None."""
@@ -155,6 +156,7 @@ class Session:
         self.refusals: deque[str] = deque(maxlen=20)
         self.memo, self.record = Memo(), dict[str, Any]()
         self.failure: Failure | None = None
+        self.overflow = ""
 
     async def turn(
         self, request: AgentRequest, size: int, run: WorkRunner, live: LiveTurn | None = None
@@ -202,6 +204,7 @@ class Session:
         self.memo.parts.clear()
         self.counts[f"refused/{refusal.reason or refusal.kind}"] += 1
         self.refusals.append(str(refusal))
+        self.overflow = str(refusal) if refusal.kind == "context" else ""
 
     def figures(self) -> dict[str, int]:
         """Return `counts`, and the number of nodes for each reason."""
@@ -333,7 +336,7 @@ class Session:
         stop = matched if (matched := got.finish_reason.matched) in request.stop else None
         assert stop is None or isinstance(stop, str)
         try:
-            told, self.failure = self.tree.sampled(node, got, stop), None
+            told, self.failure, self.overflow = self.tree.sampled(node, got, stop), None, ""
         except Exception as error:
             said = f"the parser of the model's turns raised {describe_error(error)}"
             self.failure = EnvFailure(said, kind="env_raised")

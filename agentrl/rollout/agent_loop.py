@@ -26,7 +26,7 @@ from agentrl.errors import (
     SampleError,
 )
 from agentrl.plugins import defined_at
-from agentrl.rollout.agents import leader, play_agent
+from agentrl.rollout.agents import leader, play_agent, share_reward
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.environment import LiveEnvironment, closing
 from agentrl.rollout.failures import guarded
@@ -52,25 +52,18 @@ async def run_environment(
         raise EnvFailure("no environment is set; pass --env or --custom-generate-function-path")
     if context.hosted:
         sample.metadata["hosted"] = context.hosted.name
-    live = LiveEnvironment(context, context.environments.of(sample))
+    live, parts = LiveEnvironment(context, context.environments.of(sample)), [] if parts is None else parts
     async with closing(lambda: live.env, sample):
-        if isinstance(live.env, AgentEnvironment):
-            return await _run_agent(context, live.env, sample, params, grade=grade)
-        return await _Trajectory(context, live, params, [] if parts is None else parts).run(sample, grade=grade)
-
-
-async def _run_agent(
-    context: RolloutContext, env: AgentEnvironment, sample: Sample, params: SamplingParams, *, grade: bool
-) -> list[Sample]:
-    """Have an agent program play; its session's samples share the reward of the main conversation."""
-    env.socket = context.gateway.socket if context.gateway else None
-    playing = play_agent(context, sample, params, env.act)
-    samples = await guarded(playing, what=f"{type(env).__name__}.act", failure=EnvFailure)
-    if grade:
-        await _grade(context, env, first := leader(samples))
-        for sibling in samples:
-            sibling.reward = first.reward
-    return samples
+        if not isinstance(env := live.env, AgentEnvironment):
+            return await _Trajectory(context, live, params, parts).run(sample, grade=grade)
+        env.socket = context.gateway.socket if context.gateway else None
+        playing = play_agent(context, sample, params, env.act, parts)
+        samples = await guarded(playing, what=f"{type(env).__name__}.act", failure=EnvFailure)
+        if grade:
+            await _grade(context, env, first := leader(samples))
+            for sibling in samples:  # all samples of a session share the reward of the main conversation
+                sibling.reward = first.reward
+        return samples
 
 
 class _Trajectory:
@@ -146,10 +139,7 @@ class _Trajectory:
     async def _grade(self, talk: Conversation | HostedConversation) -> None:
         if talk.sample.reward is None:
             await _grade(self.context, await self.live.ready(talk.sample), talk.sample)
-        for sibling in talk.earlier:
-            sibling.reward = talk.sample.reward
-            if credit := talk.sample.metadata.get("step_credit"):
-                sibling.metadata["step_credit"] = credit
+        share_reward([*talk.earlier, talk.sample])
 
 
 @contextmanager

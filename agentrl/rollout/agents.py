@@ -12,23 +12,30 @@ from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.stats import Tokens
 from agentrl.sample import Sample
 
+Act = Callable[[str, Sample], Awaitable[Any]]  # `agent(base_url, sample)`
+
 
 async def play_agent(
-    context: RolloutContext, sample: Sample, params: SamplingParams, act: Callable[[str, Sample], Awaitable[Any]]
+    context: RolloutContext, sample: Sample, params: SamplingParams, act: Act, parts: list[Sample]
 ) -> list[Sample]:
-    """Run an agent to its end and return the session's samples, without those of side tasks. Raises AgentFailure: no
-    request of the agent was answered. ContextOverflow: the agent's first prompt does not fit into the context.
+    """Run an agent to its end and return the session's samples, without those of side tasks. `parts` gets them, also
+    if the agent fails later. Raises AgentFailure: no request of the agent was answered. ContextOverflow: the agent's
+    first prompt does not fit into the context, or the agent raised an error after a prompt that does not fit.
     EngineFailure: the engines failed and the agent gave up, or the gateway was closed."""
     if (gateway := context.gateway) is None:
         raise EnvFailure("agents need the gateway of a run", kind="env_no_gateway")
     origin = replace(sample, rollout_id=sample.index, metadata=dict(sample.metadata))
     session = gateway.open(origin, context.turn_params(params, sample, 0, context.context_length))
+    session.engine, session.context_length = context.client, context.context_length  # an evaluation has its own
     rewards: Any = {}  # if the agent fails, no root gets a reward
     try:
         rewards = await act(gateway.url(session), sample)
         if session.failure is not None:
             raise session.failure
     except Exception as error:
+        if session.overflow and session.failure is None:
+            rewards = None  # the samples are kept, and the failure policy sets their rewards
+            raise ContextOverflow(f"the agent's prompt does not fit: {session.overflow}") from error
         if session.failure in (None, error):
             raise
         raise session.failure from error  # the failure caused the agent's error
@@ -42,6 +49,7 @@ async def play_agent(
         for first in (sample, *samples[:1]):  # after a failure, only `sample` remains
             first.metadata["counters"] = {**first.metadata.get("counters", {}), **_figures(session)}
             first.metadata["gateway"]["session"] = session.record
+        parts[:] = samples or [sample]
     if not samples and session.counts["refused/context"]:
         raise ContextOverflow(f"the agent's prompt does not fit: {session.refusals[-1]}")
     if not samples:
@@ -73,6 +81,9 @@ def leader(samples: Sequence[Sample]) -> Sample:
 
 
 def share_reward(samples: Sequence[Sample]) -> None:
-    """Set the leader's reward on all samples of a trajectory that have none."""
-    for sample in samples:
-        sample.reward = leader(samples).reward if sample.reward is None else sample.reward
+    """Set the leader's reward on all samples of a trajectory that have none, and on its parts its credit of turns."""
+    first = leader(samples)
+    for sample in (one for one in samples if one.reward is None):
+        sample.reward = first.reward
+        if "gateway" not in sample.metadata and (credit := first.metadata.get("step_credit")):
+            sample.metadata["step_credit"] = credit

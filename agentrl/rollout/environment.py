@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from agentrl.envs import Environment, EnvSpec, Step, Turn
 from agentrl.errors import AgentRLError, EnvFailure, ungrouped
 from agentrl.plugins import must_propagate
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.failures import bad_result, describe, guarded
+from agentrl.rollout.failures import bad_result, between, describe, guarded
 from agentrl.sample import Message, Sample
 
 T = TypeVar("T")
@@ -200,26 +201,13 @@ async def set_up(entries: Iterable[EnvSpec], timeout: float) -> AsyncIterator[No
     async with AsyncExitStack() as stack:
         for source, kind in sources.values():
             stack.push_async_callback(source.close)
-            await _hook(source.open(), f"{kind.__name__}.tools", timeout)
+            await _hook(source.open, f"{kind.__name__}.tools", timeout)
         for entry in classes.values():
-            await stack.enter_async_context(_set_up(entry, timeout))
+            kind, name = entry.kind, entry.kind.__name__
+            first = _hook(kind.setup, f"{name}.setup", timeout, entry.args)
+            await stack.enter_async_context(between(first, partial(_hook, kind.teardown, f"{name}.teardown", timeout)))
         yield
 
 
-@asynccontextmanager
-async def _set_up(entry: EnvSpec, timeout: float) -> AsyncIterator[None]:
-    kind = entry.kind
-    await _hook(kind.setup(entry.args), f"{kind.__name__}.setup", timeout)
-    try:
-        yield
-    except BaseException as error:
-        try:
-            await _hook(kind.teardown(), f"{kind.__name__}.teardown", timeout)
-        except EnvFailure as failure:
-            error.add_note(str(failure))
-        raise
-    await _hook(kind.teardown(), f"{kind.__name__}.teardown", timeout)
-
-
-async def _hook(call: Awaitable[None], what: str, timeout: float) -> None:
-    await guarded(call, what=what, timeout=timeout, failure=EnvFailure)
+async def _hook(hook: Callable[..., Awaitable[None]], what: str, timeout: float, *args: Any) -> None:
+    await guarded(hook(*args), what=what, timeout=timeout, failure=EnvFailure)

@@ -4,7 +4,8 @@
 2. The outermost call of a trajectory has a `TrajectoryPlace`; errors that leave it name group, sample and turn."""
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -36,6 +37,21 @@ class DropGroup(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+@asynccontextmanager
+async def between(first: Awaitable[None], last: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Await `first` before a block and `last` after it. If the block fails too, a failure of `last` is only a note."""
+    await first
+    try:
+        yield
+    except BaseException as error:
+        try:
+            await last()
+        except EnvFailure as failure:
+            error.add_note(str(failure))
+        raise
+    await last()
 
 
 async def guarded(

@@ -14,8 +14,8 @@ A plain function runs in a worker thread, never on the event loop."""
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ import anyio
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, PluginError, SampleError
 from agentrl.plugins import defined_at, load_object, must_propagate, positional, user_code
-from agentrl.rollout.failures import bad_result, guarded
+from agentrl.rollout.failures import bad_result, between, guarded
 from agentrl.sample import Sample, Status
 from agentrl.tools.threads import result_of
 
@@ -55,19 +55,9 @@ class GenerateFunction:
             owner = _OWNERS[function] = _OWNERS.get(function) or function()
         return replace(cls.of(getattr(owner, "generate", None), f"{flag} {path}.generate"), owner=owner)
 
-    @asynccontextmanager
-    async def opened(self, args: Any, timeout: float) -> AsyncIterator[None]:
+    def opened(self, args: Any, timeout: float) -> AbstractAsyncContextManager[None]:
         """Call the owner's `setup` now and `teardown` at the end. `timeout`: seconds for each. Raises EnvFailure."""
-        await self._tell("setup", timeout, args)
-        try:
-            yield
-        except BaseException as error:
-            try:
-                await self._tell("teardown", timeout)
-            except EnvFailure as failure:
-                error.add_note(str(failure))
-            raise
-        await self._tell("teardown", timeout)
+        return between(self._tell("setup", timeout, args), partial(self._tell, "teardown", timeout))
 
     async def _tell(self, name: str, timeout: float, *args: Any) -> None:
         if (hook := getattr(self.owner, name, None)) is not None:

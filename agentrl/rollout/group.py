@@ -164,7 +164,7 @@ class _Play:
             own = grader.function is None and sample.custom_rm_path is None
             generated = await run_environment(context, sample, self.params, grade=own, parts=parts)
         elif generate.agent:
-            played = play_agent(context, sample, self.params, generate.function)
+            played = play_agent(context, sample, self.params, generate.function, parts)
             generated = await guarded(played, what=generate.name, failure=EnvFailure)
         else:
             recorder = Recorder(context, self.params, sample)
@@ -178,7 +178,7 @@ class _Play:
                     raise
             recorder.fill(generated)
             generated = normalize_outputs(generated, sample, generate.name)
-        generated = await context.hooks.generated(context.args, generated, self.evaluation)
+        parts[:] = generated = await context.hooks.generated(context.args, generated, self.evaluation)
         if not grader.by_group:
             await grader.grade(_seen(generated, generate), generate)
             share_reward(generated)

@@ -129,7 +129,7 @@ class Recorder:
 
     def rescue(self, sample: Sample) -> None:
         """Copy the record to the sample of a failed generate function, if there is only one record."""
-        if not sample.tokens and len(self.records) == 1:
+        if len(self.records) == 1 and (not sample.tokens or sample.tokens is self.records[0].sample.tokens):
             _copy(self.records[0], sample)
 
     def fill(self, samples: Sequence[Sample]) -> None:

@@ -11,7 +11,7 @@ import anyio
 from agentrl.config import RunSettings
 from agentrl.config.placement import ClusterSettings
 from agentrl.engine.weights import WHOLE
-from agentrl.errors import ungrouped
+from agentrl.errors import DataError, ungrouped
 from agentrl.files import remove_folder
 from agentrl.observability.metrics import MetricsLogger, read_metrics
 from agentrl.observability.progress import Progress, counted
@@ -169,6 +169,10 @@ class Driver:
         with within(self._limits.rollout_timeout, f"generating rollout {step}"):
             async with self._weights_kept(Do.NEXT_BATCH):
                 self._batch = await self._parts.rollouts.next_batch(step)
+        if self._batch is None and step == 0:
+            raise DataError("the data ended before the first batch was full; give more, or lower --rollout-batch-size")
+        if self._batch is None:
+            self._progress.note(f"the data has ended after {counted(step, 'rollout')}, before another full batch")
         self._waited = time.monotonic() - self._began
 
     async def _train(self, step: int) -> None:

@@ -18,6 +18,7 @@ from agentrl.observability.progress import Progress, counted
 from agentrl.run.driver import open_folder
 from agentrl.run.engines import launched, launched_groups
 from agentrl.run.preflight import prepared
+from agentrl.run.protocols import EVALUATES
 from agentrl.run.resuming import evaluations_in
 from agentrl.run.rollouts import LedgerRollouts, OpenWorkers, RolloutResources, freeze_loaded_objects
 from agentrl.run.signals import stopped_by_sigterm
@@ -35,6 +36,10 @@ def evaluate(settings: RunSettings, workers: OpenWorkers | None = None) -> Mappi
 
 
 async def _evaluate(settings: RunSettings, notes: Sequence[str], workers: OpenWorkers | None) -> Mapping[str, float]:
+    groups = {**settings.engine.engine_groups}
+    if groups.pop(EVALUATES, None):
+        notes = [*notes, "--engine-groups eval is left out: those engines have the weights of a training run"]
+        settings = settings.replace(engine_groups=groups)
     with open_folder(settings, "eval") as folder, Progress(settings.observability, total=1) as progress:
         for note in notes:
             progress.note(note)

@@ -30,6 +30,7 @@ def said(line: str, purpose: str = "train") -> tuple[list[str], list[str]]:
         ("--eval-top-p 0.5", "--eval-top-p 0.5 has no effect without --eval-prompt-data"),
         ("--debug-rollout-only --load-debug-rollout-data d", "--debug-rollout-only has no effect with --load-debug"),
         ("--engine embedded --rollout-external-engine-addrs x:1", "--rollout-external-engine-addrs has no effect with"),
+        ("--agent 'run {prompt}' --max-turns 3", "--max-turns 3 has no effect with --agent, whose program decides"),
         ("--num-epoch 3", "--num-epoch 3 has no effect without --prompt-data; leave it out"),
         ("--wandb-group g", "--wandb-group g has no effect without --use-wandb; leave it out"),
         ("--dump-details d --save-debug-rollout-data e", "--dump-details d has no effect with --save-debug"),

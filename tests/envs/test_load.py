@@ -157,6 +157,14 @@ def test_bad_definitions(tmp_path: Path, body: str, message: str) -> None:
     assert "bad.py:Env" in str(caught.value)
 
 
+def test_an_agents_program_cannot_be_restarted_by_a_pause(tmp_path: Path) -> None:
+    path = tmp_path / "bad.py"
+    body = "from agentrl.envs import AgentEnvironment\nclass Env(AgentEnvironment):\n    when_interrupted = 'replay'\n"
+    path.write_text(body)
+    with pytest.raises(PluginError, match=r"Env.when_interrupted: expected one of \('keep',\), got 'replay'"):
+        load_environment(f"{path}:Env")
+
+
 def test_a_good_definition_with_everything_overridden() -> None:
     class Full(Environment):
         tools = (Tool(lambda: "x", name="f"),)

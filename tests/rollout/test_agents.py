@@ -23,7 +23,7 @@ from agentrl.rollout.functions import GenerateFunction
 from agentrl.run.metrics import rollout_metrics
 from agentrl.sample import Sample, Status
 from agentrl.sandbox.command import split_command
-from tests.rollout.scripted import END, OneBatch, build
+from tests.rollout.scripted import END, OneBatch, ScriptedEngine, build
 from tests.sandbox.watch import named, processes_called, until
 from tests.support.evaluating import evaluate
 
@@ -144,6 +144,46 @@ async def test_an_agent_that_raises_is_named(chat: Chat) -> None:
     batch, _ = build(chat, REPLIES, environment=None, generate=agent, **SETTINGS)
     with pytest.raises(EnvFailure, match=r"no luck.*test_agents.py"):
         await played(batch)
+
+
+async def test_an_agent_that_raises_at_a_full_context_keeps_what_was_written(chat: Chat) -> None:
+    async def agent(base_url: str, sample: Sample) -> None:
+        history = [{"role": "user", "content": "hello"}]
+        while True:
+            history += [await ask(base_url, history), {"role": "user", "content": "and then? " * 200}]
+
+    batch, _ = build(chat, [f"fine{END}"], environment=None, generate=agent, **SETTINGS)
+    for sample in await played(batch):
+        sample.validate()
+        assert (sample.metadata["failure"]["blame"], sample.stop_reason) == ("overflow", "context")
+        assert (sample.reward, sample.remove_sample) == (0.0, False)
+        turns = [segment for segment in sample.segments if segment.origin == "model"]
+        assert sample.trained_tokens == sum(turn.end - turn.start for turn in turns)
+        assert len(turns) == 3
+
+
+async def test_an_agent_is_trained_with_reward_0_if_its_grader_fails_and_the_policy_says_so(chat: Chat) -> None:
+    async def reward(args: Any, sample: Sample) -> float:
+        raise ValueError("no luck")
+
+    policy = {"grader": "score"}
+    own: dict[str, Any] = {"environment": None, "generate": two_turns, "reward": reward, "failure_policy": policy}
+    for sample in await played(build(chat, REPLIES, **own, **SETTINGS)[0]):
+        assert (sample.reward, sample.remove_sample) == (0.0, False)
+        assert sample.trained_tokens == sum(len(chat.encode(reply)) for reply in REPLIES)
+
+
+async def test_an_agent_asks_the_engines_of_its_context(chat: Chat) -> None:
+    async def agent(base_url: str, sample: Sample) -> float:
+        await two_turns(base_url, sample)
+        return 1.0
+
+    batch, training = build(chat, REPLIES, environment=None, generate=agent, **SETTINGS)
+    evaluating = ScriptedEngine(chat, REPLIES)
+    async with with_gateway(batch):
+        batch.player.context = replace(batch.player.context, client=evaluating)
+        await evaluate(batch.player, "dev", batch.store.lease(1, 0))
+    assert (len(training.calls), len(evaluating.calls)) == (0, 4)
 
 
 async def test_requests_branches_and_dropped_tokens_are_metrics_of_a_run(chat: Chat) -> None:

@@ -399,6 +399,7 @@ async def test_a_reward_function_sees_the_last_part_of_a_split_trajectory(chat: 
 
     def one(args: Args, sample: Sample) -> float:
         seen.append((sample.index, sample.model_turns))
+        sample.metadata["step_credit"] = [0.5]
         return 0.5
 
     def group(args: Args, samples: list[Sample]) -> list[float]:
@@ -409,10 +410,24 @@ async def test_a_reward_function_sees_the_last_part_of_a_split_trajectory(chat: 
     (parts,) = (await loop.run(0)).groups
     assert [(part.index, part.model_turns, part.reward) for part in parts] == [(0, 1, 0.5), (0, 2, 0.5), (1, 1, 0.5)]
     assert sorted(seen) == [(0, 2), (1, 1)]
+    assert [part.metadata["step_credit"] for part in parts] == [[0.5]] * 3
 
 
 async def fans_out(args: Args, sample: Sample, sampling_params: object) -> list[Sample]:
     return [Sample(tokens=[1, at], response_length=1, rollout_log_probs=[-1.0]) for at in (2, 3)]
+
+
+async def test_what_a_generate_function_returned_is_kept_if_grading_fails(chat: Chat) -> None:
+    def fails(args: Args, sample: Sample) -> float:
+        raise ValueError("no luck")
+
+    policy = {Blame.GRADER: FailureAction.SCORE}
+    more: dict[str, Any] = {"generate": fans_out, "environment": None, "rollout_batch_size": 1}
+    (group,) = (await build(chat, [], reward=fails, failure_policy=policy, **more)[0].run(0)).groups
+    assert [(sample.tokens[-1], sample.reward, sample.remove_sample) for sample in group] == [
+        (2, 0.0, False),
+        (3, 0.0, False),
+    ] * 2
 
 
 async def test_a_group_reward_sees_all_that_a_samples_own_generate_function_made(chat: Chat) -> None:

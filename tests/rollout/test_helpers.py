@@ -339,11 +339,14 @@ async def test_the_engines_own_limit_is_an_overflow(chat: Chat) -> None:
             await generate_single([{"role": "user", "content": "hello"}])
 
 
-async def test_a_conversation_that_outgrows_the_context_keeps_what_was_written(chat: Chat) -> None:
+@pytest.mark.parametrize("early", [False, True])
+async def test_a_conversation_that_outgrows_the_context_keeps_what_was_written(chat: Chat, early: bool) -> None:
     async def generate(args: Any, sample: Sample, params: dict[str, Any]) -> Sample:
         conversation = [{"role": "user", "content": "hello"}]
         while True:
             await generate_single(conversation)
+            if early and not sample.tokens:
+                build_loss_mask(sample)
             conversation.append({"role": "user", "content": "and then? " * 20})
 
     loop, _ = build(chat, [f"fine{END}"], generate=generate, environment=None)

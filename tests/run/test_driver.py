@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from agentrl.config import RunSettings
-from agentrl.errors import AgentRLError, TrainError
+from agentrl.errors import AgentRLError, DataError, TrainError
 from agentrl.observability.metrics import MetricsLogger, read_metrics
 from agentrl.observability.progress import Progress
 from agentrl.run.driver import Driver, cadence, open_folder
@@ -220,6 +220,17 @@ async def test_data_that_ends_and_a_dump_without_engines(tmp_path: Path) -> None
     ]
     dumped = await drive(settings(tmp_path / "b", eval_interval=1), Notes(), engines=False)
     assert not [entry for entry in dumped if entry.startswith(("send", "evaluate"))]
+
+
+async def test_data_that_ends_is_said_and_too_little_for_one_batch_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(Progress, "note", lambda self, text: said.append(text))
+    await drive(settings(tmp_path / "a"), Notes(groups=1))
+    assert "the data has ended after 1 rollout, before another full batch" in said
+    with pytest.raises(DataError, match="before the first batch was full"):
+        await drive(settings(tmp_path / "b"), Notes(groups=0))
 
 
 async def test_the_trainer_is_not_asked_for_what_is_not_kept(tmp_path: Path) -> None:

@@ -43,9 +43,7 @@ class Wire(Protocol):
 
 
 WIRES: Mapping[str, Wire] = {
-    "/chat/completions": ChatWire(),
-    "/messages": MessagesWire(),
-    "/responses": ResponsesWire(),
-}
+    "/chat/completions": ChatWire(), "/messages": MessagesWire(), "/responses": ResponsesWire(),
+}  # fmt: skip
 
 __all__ = ["WIRES", "Wire"]
