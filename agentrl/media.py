@@ -33,6 +33,8 @@ class ImageLimits:
     root: str | None = None  # folder that contains all image paths; None: paths are refused
 
 
+USUAL = ImageLimits()
+_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I")  # modes of Pillow images that a PNG can have
 UNLIMITED = ImageLimits(sys.maxsize, sys.maxsize, sys.maxsize)  # for images that a run has checked
 
 
@@ -47,12 +49,11 @@ class Image:
     form: str  # the format, one of `FORMATS`
 
     @classmethod
-    def from_bytes(cls, data: bytes, limits: ImageLimits | None = None) -> Self:
+    def from_bytes(cls, data: bytes, limits: ImageLimits = USUAL) -> Self:
         """Check a file's bytes and decode them once. Raises MediaError: the file is too large, has too many pixels, is
         damaged, or has another format."""
         import PIL.Image
 
-        limits = limits or ImageLimits()
         if len(data) > limits.file_bytes:
             raise MediaError(f"an image has {len(data):,} bytes, at most {limits.file_bytes:,} are allowed")
         try:
@@ -95,9 +96,8 @@ class ImageSpan:
         return replace(self, start=self.start + by, end=self.end + by)
 
 
-def image_from_url(url: str, limits: ImageLimits | None = None) -> Image:
+def image_from_url(url: str, limits: ImageLimits = USUAL) -> Image:
     """Read an image from a data URL. Raises MediaError: the URL has no image within the limits."""
-    limits = limits or ImageLimits()
     return Image.from_bytes(_from_text(url, limits), limits)
 
 
@@ -131,13 +131,12 @@ def has_images(messages: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def take_images(
-    messages: Sequence[Mapping[str, Any]], known: Mapping[str, Image], limits: ImageLimits | None = None
+    messages: Sequence[Mapping[str, Any]], known: Mapping[str, Image], limits: ImageLimits = USUAL
 ) -> tuple[list[Message], dict[str, Image]]:
     """Replace images by references. An image part is OpenAI's `image_url` or `input_image`, Anthropic's `image` with a
     `source`, or Hugging Face's `image` with a data URL, a path, bytes, a Pillow image or an `Image`. `known`: the
     trajectory's earlier images, by hash. Returns the messages, and their images that `known` lacks, by hash. Raises
     MediaError: an image is refused. The error names the message and the part."""
-    limits = limits or ImageLimits()
     taken, out = dict[str, Image](), list[Message]()
     for number, message in enumerate(messages):
         content = message.get("content")
@@ -187,7 +186,8 @@ def _file_bytes(part: Mapping[str, Any], limits: ImageLimits) -> bytes:
     if isinstance(given, (str, Path)):
         return _from_text(str(given), limits)
     if given is not None and is_picture(given):
-        given.save(stream := io.BytesIO(), "PNG")
+        plain = given if given.mode in _MODES else given.convert("RGB")
+        plain.save(stream := io.BytesIO(), "PNG")
         return stream.getvalue()
     expected = "expected a data URL, a path, bytes or an image"
     raise MediaError(f"an image part of type {kind!r} holds {type(given).__name__}; {expected}")

@@ -45,6 +45,11 @@ def test_every_form_becomes_the_same_reference(part: dict[str, Any]) -> None:
     assert [reference_hash(found) for found in references(messages)] == [image.hash]
 
 
+def test_a_picture_in_a_mode_that_png_lacks_is_converted() -> None:
+    _, images = take_images([_user({"type": "image", "image": PIL.Image.new("CMYK", (3, 2))})], {})
+    assert [(image.width, image.height, image.form) for image in images.values()] == [(3, 2, "PNG")]
+
+
 def test_paths_lie_below_the_root(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "a.png").write_bytes(FILE)

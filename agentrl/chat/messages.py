@@ -52,7 +52,7 @@ class ParsedTurn:
     reasoning_open: bool = False  # the turn ended inside its reasoning
 
     def to_message(self) -> Message:
-        message: Message = {"role": "assistant", "content": self.content}
+        message: Message = {"role": "assistant", "content": "\n".join(filter(None, (self.content, *self.broken)))}
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
         if self.tool_calls:

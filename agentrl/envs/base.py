@@ -25,7 +25,7 @@ class Turn:
         content: the text without reasoning and tool calls.
         reasoning: the reasoning part, where the model has one.
         tool_calls: the calls in the order in which they were written.
-        broken: one sentence for each call that could not be read.
+        broken: the text of each call that could not be read.
         ids: the sampled token ids.
         finish_reason: why sampling stopped: `stop`, `length` or `abort`.
         sample: the trajectory so far, this turn included."""

@@ -126,6 +126,14 @@ def test_xml_values_follow_the_schema() -> None:
     glm = "<tool_call>f<arg_key>n</arg_key><arg_value>x</arg_value><arg_key>o</arg_key><arg_value>null</arg_value></tool_call>"
     [call] = make_parser("glm", "none", "").parse(glm, tools).tool_calls
     assert call.arguments == {"n": "x", "o": None}
+    malformed: list[dict[str, Any]] = [
+        {"name": "f", "parameters": {"properties": {"n": {"anyOf": True}, "o": {"enum": "x"}}, "$defs": [1]}},
+        {"name": "f", "parameters": {"properties": ["n"]}},
+        {"name": "f", "parameters": "x"},
+    ]
+    for tool in malformed:
+        [call] = make_parser("glm", "none", "").parse(glm, [tool]).tool_calls
+        assert set(call.arguments) == {"n", "o"}
 
 
 def test_a_value_follows_the_definition_that_its_schema_names() -> None:

@@ -15,6 +15,7 @@ from agentrl.chat import Chat
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.envs import Turn
 from agentrl.errors import ContextOverflow, EngineFailure, EnvFailure, ToolFailure
+from agentrl.rm_hub import final_answer
 from agentrl.rm_hub.combine import StepRewards, Weighted, combine
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.sample import Message, Origin
@@ -81,6 +82,14 @@ async def test_mask_is_one_exactly_on_what_the_engine_returned(chat: Chat) -> No
     assert "42" in chat.decode(second[len(first) + len(chat.encode(CALL)) :])
     assert sample.weight_versions == ["3"]
     assert sample.metadata["counters"]["tool_ok"] == 1
+
+
+async def test_an_answer_that_looks_like_a_broken_call_is_the_answer_that_is_graded(chat: Chat) -> None:
+    text = "So: <tool_call>\n{12}\n</tool_call>"
+    context = make_context(chat, ScriptedEngine(chat, [text + END]), Environment, rm_type="exact_match")
+    [sample] = await run_environment(context, Sample(prompt="6 + 6?"), context.params(), grade=False)
+    assert sample.metadata["messages"][-1]["content"].split() == text.split()
+    assert final_answer(sample) == sample.metadata["messages"][-1]["content"]
 
 
 async def test_turn_limit_truncates(chat: Chat) -> None:

@@ -48,7 +48,7 @@ def tagged(
 
     def parse(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
         functions = [tool.get("function", tool) for tool in tools]
-        schemas = {f["name"]: f.get("parameters") or {} for f in functions if "name" in f}
+        schemas = {f["name"]: _of(f, "parameters", dict) for f in functions if "name" in f}
         next_end = _searcher(ends, text)
 
         def calls(start: int) -> Calls | None:
@@ -93,7 +93,7 @@ def _searcher(pattern: re.Pattern[str], text: str) -> Callable[[int], re.Match[s
 
 def _coerce(value: str, field: str, parameters: Mapping[str, Any]) -> Any:
     """Convert a value written as text by the tool's JSON schema; keep the text if it fits no other allowed type."""
-    schema = (parameters.get("properties") or {}).get(field)
+    schema = _of(parameters, "properties", dict).get(field)
     if not (types := _types(schema, parameters)):
         return json_or_text(value) if schema is None else value
     if (text := value.strip()) in ("null", "None") and ("null" in types or "string" not in types):
@@ -108,17 +108,21 @@ def _coerce(value: str, field: str, parameters: Mapping[str, Any]) -> Any:
     return found if fits and not isinstance(found, bool) else value
 
 
+def _of(schema: Mapping[str, Any], key: str, kind: type) -> Any:  # empty if the part is missing or malformed
+    return found if isinstance(found := schema.get(key), kind) else kind()
+
+
 def _types(schema: Any, root: Mapping[str, Any], seen: frozenset[str] = frozenset()) -> list[str]:
     """Return the JSON types that a schema allows. `root` has its definitions; `seen`: names of definitions in use."""
     if not isinstance(schema, Mapping):
         return []
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
-        defined = {**(root.get("definitions") or {}), **(root.get("$defs") or {})}
+        defined = {**_of(root, "definitions", dict), **_of(root, "$defs", dict)}
         return [] if name in seen else _types(defined.get(name), root, seen | {name})
     if (kind := schema.get("type")) is None:
-        options = [option for key in ("anyOf", "oneOf", "allOf") for option in schema.get(key) or ()]
-        values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+        options = [option for key in ("anyOf", "oneOf", "allOf") for option in _of(schema, key, list)]
+        values = _of(schema, "enum", list) or ([schema["const"]] if "const" in schema else [])
         given = [_JSON_TYPES.get(type(value), "") for value in values]
         return [*(name for option in options for name in _types(option, root, seen)), *given]
     return [str(name) for name in kind] if isinstance(kind, list) else [str(kind)]

@@ -255,7 +255,7 @@ class Engine:
             return
         jobs, rows = [job for _, job in ready], logits[[row for row, _ in ready]].float()
         for i, job in enumerate(jobs):
-            adjust(rows[i], job.params, job.prompt, job.output)
+            adjust(rows[i], job.params, job.output)
             if len(job.output) < job.params.min_new_tokens and job.stop.forbidden_early:
                 rows[i, sorted(job.stop.forbidden_early)] = float("-inf")
             if job.grammar is not None:
@@ -294,7 +294,7 @@ class Engine:
 
     def _finish(self, job: SequenceState, reason: dict[str, Any]) -> None:
         if job.slot >= 0:
-            if job.want.return_routed_experts:
+            if job.want.return_routed_experts and job.filled >= job.length - 1:  # else the slot has rows of others
                 job.routed = self.routing.of(job.slot, job.want.routed_experts_start_len, job.length - 1)
             self._release(job)
         job.finish, job.finished = reason, time.monotonic()

@@ -19,6 +19,7 @@ from agentrl.engine.request_sampling import RequestSampling
 
 # Sampling support of one row: ids, likeliest first, and the chosen token's log-prob within the support.
 Kept = tuple[NDArray[np.int32], float]
+_MOST = 1e30  # maximum size of a logit after penalties and bias; infinities would make NaN of the log-probs
 
 
 @dataclass
@@ -30,19 +31,19 @@ class Choice:
     kept: dict[int, Kept]  # by row, if requested
 
 
-def adjust(row: Tensor, params: RequestSampling, prompt: Sequence[int], output: Sequence[int]) -> None:
-    """Apply penalties (in place) to one row of logits, shape [vocabulary]. Repetition (Keskar et al. 2019) counts
-    prompt and output; frequency and presence count the output only."""
-    if params.repetition_penalty != 1:
-        seen = torch.tensor(sorted({*prompt, *output}), device=row.device)
-        value, scale = row[seen], params.repetition_penalty
-        row[seen] = torch.where(value > 0, value / scale, value * scale)
+def adjust(row: Tensor, params: RequestSampling, output: Sequence[int]) -> None:
+    """Apply penalties (in place) to one row of logits, shape [vocabulary]. As in SGLang, all count the output only, and
+    repetition (Keskar et al. 2019) comes after frequency and presence."""
     if output and (params.frequency_penalty or params.presence_penalty):
         ids, counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
         cost = params.frequency_penalty * counts + params.presence_penalty
         row[torch.from_numpy(ids).to(row.device)] -= torch.from_numpy(cost).to(row)
+    if output and params.repetition_penalty != 1:
+        seen = torch.tensor(sorted({*output}), device=row.device)
+        value, scale = row[seen], params.repetition_penalty
+        row[seen] = torch.where(value > 0, value / scale, value * scale).clamp(-_MOST, _MOST)
     for token, bias in params.logit_bias.items():
-        row[token] += bias
+        row[token] = (row[token] + bias).clamp(-_MOST, _MOST)
 
 
 def choose(

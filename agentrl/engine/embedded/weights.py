@@ -78,19 +78,17 @@ class WeightUpdater:
                 raise update_refused(f"Failed to get weights iterator: {file.name}: {error}.") from error
         own, names = self._model.state_dict().keys(), {name for name, _ in named}
         if not names <= own:
-            named = self._convert(path)
+            try:
+                other = model_class(self._model.config).from_pretrained(path, dtype=self._model.dtype)
+            except Exception as error:  # any error of transformers in a bad folder
+                said = f"Failed to get weights iterator: {path}: {type(error).__name__}: {error}."
+                raise update_refused(said) from error
+            named = list(other.state_dict().items())
         elif missing := sorted(own - names - set(getattr(self._model, "_tied_weights_keys", None) or ())):
             lacks = f"lacks {len(missing)} of the model's tensors, the first is {missing[0]}."
             raise update_refused(f"the checkpoint {lacks}")
         self._targets(named)
         return named
-
-    def _convert(self, path: str) -> Named:
-        try:
-            other = model_class(self._model.config).from_pretrained(path, dtype=self._model.dtype)
-        except Exception as error:  # any error of transformers in a bad folder
-            raise update_refused(f"Failed to get weights iterator: {path}: {type(error).__name__}: {error}.") from error
-        return list(other.state_dict().items())
 
     def read_adapter(self, path: str) -> tuple[LoraShape, list[tuple[torch.nn.Linear, Tensor, Tensor]]]:
         """Return the shape of the PEFT adapter at `path`, and the layers that it adapts, each with its A and B."""
@@ -199,7 +197,8 @@ class WeightUpdater:
     def checksums(self, engine: Engine) -> dict[str, str]:
         """Return a 64-bit BLAKE2b of every tensor's bytes, as hex, by the model's names."""
         _check_present(engine)
-        return {name: _digest(tensor) for name, tensor in self._model.state_dict().items()}
+        raw = ((name, t.cpu().contiguous().view(torch.uint8).numpy()) for name, t in self._model.state_dict().items())
+        return {name: hashlib.blake2b(data.tobytes(), digest_size=8).hexdigest() for name, data in raw}
 
     def release(self, engine: Engine, tags: Collection[Tag]) -> None:
         """Free memory; memory that is free already is skipped. Raises RequestError: sequences are being generated, or
@@ -248,8 +247,3 @@ def _expert_view(own: Mapping[str, Tensor], name: str) -> Tensor | None:
         return fused[expert]
     half = fused.shape[1] // 2
     return fused[expert, :half] if part == "gate" else fused[expert, half:]
-
-
-def _digest(tensor: Tensor) -> str:
-    raw = tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
-    return hashlib.blake2b(raw.tobytes(), digest_size=8).hexdigest()

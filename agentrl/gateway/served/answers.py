@@ -33,7 +33,7 @@ class ChatAnswers:
         finish = _finish(meta)
         if self.parser is not None:
             turn = self.parser.parse(answer["text"], list(self.tools) or None)
-            message |= {"content": turn.content, "reasoning_content": turn.reasoning}
+            message |= {"content": turn.to_message()["content"], "reasoning_content": turn.reasoning}
             if turn.tool_calls:
                 calls = (call.to_message() for call in turn.tool_calls)
                 # Ids are unique over all answers. Mistral's templates require nine letters and digits.

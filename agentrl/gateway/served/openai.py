@@ -52,7 +52,8 @@ async def chat_completions(request: Request) -> Response:
         translated |= {**fields, "input_ids": folded}
     if both := forced.keys() & translated["sampling_params"].keys():
         raise openai_error(f"Only one of {both.pop()}, response_format and tool_choice can be set.")
-    translated["sampling_params"] |= forced
+    stop_ids = [*chat.stop_token_ids, *field(body, "stop_token_ids", list, [])]
+    translated["sampling_params"] |= {**forced, "stop_token_ids": stop_ids}
     if parsed is not None:
         translated["sampling_params"]["skip_special_tokens"] = False
     if body.get("return_meta_info"):

@@ -174,8 +174,11 @@ def test_null_is_a_default_but_for_the_length() -> None:
 
 def test_penalties_follow_their_formulas() -> None:
     row = torch.tensor([1.0, -1.0, 2.0, 0.5])
-    adjust(row, params(repetition_penalty=2.0), prompt=[0], output=[1])
-    assert row.tolist() == [0.5, -2.0, 2.0, 0.5]
+    adjust(row, params(repetition_penalty=2.0, presence_penalty=0.5), output=[0, 1])
+    assert row.tolist() == [0.25, -3.0, 2.0, 0.5]
+    extreme = torch.tensor([1.0, -1.0, 2.0])
+    adjust(extreme, params(repetition_penalty=1e-39, logit_bias={1: 1e39, 2: -1e39}), output=[0])
+    assert extreme.log_softmax(-1).isfinite().all()
     row = torch.tensor([1.0, 1.0, 1.0])
-    adjust(row, params(frequency_penalty=0.5, presence_penalty=0.25), prompt=[2], output=[0, 0, 1])
+    adjust(row, params(frequency_penalty=0.5, presence_penalty=0.25), output=[0, 0, 1])
     assert row.tolist() == [1 - 1.25, 1 - 0.75, 1.0]

@@ -40,6 +40,12 @@ def test_a_call_is_taken_out_of_the_text(model: Path) -> None:
     assert function == {"name": "calc", "arguments": '{"a": 1}'}
 
 
+def test_a_broken_call_is_text(model: Path) -> None:
+    one = choice(model, CALL.replace("1}}", "1"), [TOOL])
+    assert one["finish_reason"] == "stop"
+    assert one["message"]["content"].split() == CALL.replace("1}}", "1").split()
+
+
 def test_without_tools_the_text_stays(model: Path) -> None:
     one = choice(model, CALL, [])
     assert one["finish_reason"] == "stop"

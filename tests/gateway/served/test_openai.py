@@ -67,6 +67,13 @@ def test_a_chat_without_a_limit_goes_on_to_the_end_of_the_context(client: TestCl
     assert sum(answer["usage"][name] for name in ("prompt_tokens", "completion_tokens")) > 200
 
 
+def test_a_chat_ends_at_the_end_token_of_the_template(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = client.app.state.service  # type: ignore[attr-defined]
+    end = service.chat({}).stop_token_ids[0]
+    monkeypatch.setattr(service.vocab, "eos", frozenset())  # a base model, which has another EOS
+    assert chat(client, logit_bias={str(end): 100}).json()["choices"][0]["finish_reason"] == "stop"
+
+
 def test_a_limit_that_is_null_is_not_given(client: TestClient) -> None:
     answer = chat(client, max_tokens=3, max_completion_tokens=None, ignore_eos=True).json()
     assert answer["usage"]["completion_tokens"] == 3
