@@ -5,6 +5,7 @@
 2. Control strings are added tokens that are special, that the template writes, or that look like `<|...|>`.
 3. Assistant messages may carry markers that a model writes (`<think>`, `<tool_call>`), but no special tokens."""
 
+import os
 import re
 from collections.abc import Iterable
 from functools import cache, cached_property
@@ -30,6 +31,7 @@ class Codec:
         self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer if getattr(tokenizer, "is_fast", False) else None
         if self._backend is not None:
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a thread for a single text costs time
             self._backend.no_truncation()
             self._backend.no_padding()
         decoder = tokenizer.added_tokens_decoder
@@ -45,7 +47,7 @@ class Codec:
     def encode(self, text: str) -> list[int]:
         """Return the ids of trusted text: control strings become control tokens."""
         if self._backend is not None:
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
+            return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)  # without offsets
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
@@ -108,7 +110,7 @@ class SafeEncoder:
         return map_texts(value, lambda text: self._mark_text(text, matcher))
 
     def _mark_text(self, text: str, matcher: re.Pattern[str]) -> str:
-        if not text.isascii() and _RESERVED.search(text):
+        if not text.isascii() and any(mark in text for mark in _ESCAPES):
             text = _RESERVED.sub(lambda match: _ESCAPES[match[0]], text)
         if not any(first in text for first in self._firsts):
             return text

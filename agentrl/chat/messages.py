@@ -3,7 +3,6 @@ is text, or a list of text parts and image references (`agentrl.media`). `argume
 is `reasoning_content`. Keys with None are absent. `normalise_tools` returns schemas in OpenAI's function form."""
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -23,7 +22,6 @@ _FINITE = json.JSONDecoder(
     parse_float=lambda text: n if isfinite(n := float(text)) else None, parse_constant=lambda _: None
 )
 """Decoder that reads NaN and infinity, which no store accepts, as None."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _NAMED_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
 
 
@@ -97,9 +95,11 @@ def whole_text(value: Any) -> Any:
 
 
 def _whole(text: str) -> str:
-    if text.isascii() or not _SURROGATE.search(text):
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:

@@ -98,6 +98,7 @@ class _Probe:
 
     def report(self, chosen: Mapping[str, Any]) -> TemplateReport:
         prompt = self._render([user(1)], self.tools) or ""
+        dates = [datetime.now().strftime(form) for form in ("%Y-%m-%d", "%d %b %Y", "%B %d, %Y", "%d %B %Y")]
         begin = _behind_user(prompt)
         without = _behind_user(self._render([user(1)], None, generation_prompt=False) or "")
         return TemplateReport(
@@ -107,7 +108,7 @@ class _Probe:
             stops=self.stops,
             closers=self.closers,
             history_kwargs=dict(chosen),
-            uses_date=self._uses_date(prompt),
+            uses_date="strftime_now" in self.template.source and any(date in prompt for date in dates),
             boundaries=tuple(self._boundaries()),
         )
 
@@ -158,10 +159,6 @@ class _Probe:
     def _first_stop(self, messages: list[Message], generation_prompt: bool = True) -> str | None:
         after = (self._render(messages, None, generation_prompt) or "").partition("zqAsst1zq")[2]
         return min((stop for stop in self.stops if stop in after), key=after.find, default=None)
-
-    def _uses_date(self, prompt: str) -> bool:
-        forms, now = ("%Y-%m-%d", "%d %b %Y", "%B %d, %Y", "%d %B %Y"), datetime.now()
-        return "strftime_now" in self.template.source and any(now.strftime(form) in prompt for form in forms)
 
     def _boundaries(self) -> Iterator[Boundary]:
         delta = DeltaRenderer(self.template, self.can, self.stops)

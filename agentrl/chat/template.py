@@ -33,6 +33,7 @@ class Template:
         try:
             self._environment = environment()
             self._compiled = self._environment.from_string(source)
+            self._compiled.globals = self._environment.globals  # the same, without a ChainMap to copy at each rendering
         except Exception as error:  # jinja2's syntax errors and transformers' version errors alike
             raise TemplateError(f"the chat template does not compile: {_said(error)}") from error
         self._text_arguments = self._content_parts = self._no_content = self._named_ids = False

@@ -49,8 +49,7 @@ class SettingsCommand(click.Command):
         for title, group in _groups(skip=essential):
             with formatter.section(title):
                 width = formatter.width - formatter.current_indent
-                on = {field: field.is_bool and field.default is True for field in group}
-                names = "  ".join(f"--no-{field.flag[2:]}" if on[field] else field.flag for field in group)
+                names = "  ".join(f"--no-{f.flag[2:]}" if f.is_bool and f.default is True else f.flag for f in group)
                 for line in textwrap.wrap(names, width, break_on_hyphens=False, break_long_words=False):
                     formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 

@@ -119,7 +119,8 @@ class Requests:
                 sampled = [id_ for part in parts for id_ in part.ids]
                 rest = params.after(len(sampled), sum(len(part.routed) for part in parts if part.routed is not None))
                 got = await self._part(call, [*ids, *sampled] if sampled else ids, rest, scored)
-                parts.append(replace(got, finish_reason=_finish(got, rest)))
+                aborted = got.finish_reason.type == "abort"
+                parts.append(replace(got, finish_reason=_finish(got, rest)) if aborted else got)
         answer = join(parts, len(ids))
         self._registry.counts.update(prompt_tokens=len(ids), cached_tokens=answer.cached_tokens)
         return answer
@@ -348,9 +349,7 @@ def _refusal(reply: Reply, member: EngineClient) -> EngineRejected:
 
 
 def _finish(got: Generation, params: SamplingParams) -> FinishReason:
-    """Return why a part ended. SGLang reports abort even if the last token ended the part anyway."""
-    if got.finish_reason.type != "abort":
-        return got.finish_reason
+    """Return why an aborted part ended. SGLang reports abort even if the last token ended the part anyway."""
     if got.ids and not params.ignore_eos and got.ids[-1] in (params.stop_token_ids or ()):
         return FinishReason("stop", got.ids[-1])
     return FinishReason("length" if len(got.ids) == params.max_new_tokens else "abort")

@@ -87,7 +87,7 @@ class HttpTransport:
                 said = f"cannot connect to the engine at {url}: {error}"
                 raise ConnectionRefused(said, kind="engine_refused") from error
             async with asked as response:
-                wait = _seconds(response.headers.get("Retry-After", ""))
+                wait = _seconds(after) if (after := response.headers.get("Retry-After")) else 0.0
                 kind = response.headers.get("Content-Type", "application/json")
                 reply = Reply(response.status, b"", wait, kind)
                 if sink is None or reply.status != 200:

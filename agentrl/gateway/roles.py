@@ -136,7 +136,9 @@ class Roles:
             elif begun:
                 yield from ({**message, "role": self.later} for message in run)
             else:
-                yield {"role": self.first, "content": _joined(*(message["content"] for message in run))}
+                told = [*run]
+                joined = {"role": self.first, "content": _joined(*(message["content"] for message in told))}
+                yield told[0] if told[0] == joined else joined  # the same object has a known digest
             begun = True
 
 

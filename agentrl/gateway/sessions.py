@@ -151,7 +151,7 @@ class Session:
         self.tree = SessionTree(self.chat, self.roles)
         self.tree.images |= self.origin.images
         self._route, self._last, self._closed = uuid.uuid4().hex, self.clock(), False
-        self._lock, self._scopes = anyio.Lock(), set[anyio.CancelScope]()
+        self._lock, self._scopes = anyio.Lock(fast_acquire=True), set[anyio.CancelScope]()
         self._histories = dict[str, list[Message]]()
         self.refusals: deque[str] = deque(maxlen=20)
         self.memo, self.record = Memo(), dict[str, Any]()
@@ -319,7 +319,8 @@ class Session:
             routed_experts_start_len=None if base.routed_experts_start_len is None else node.rows,
         )
         try:
-            session, images = f"{self._route}-{node.root.number}", ImageInputs.of(self.tree.images, node.image_spans())
+            session = f"{self._route}-{node.root.number}"
+            images = ImageInputs.of(self.tree.images, node.image_spans()) if self.tree.images else None
             got = await self.engine.generate(node.prompt(), params, session_id=session, images=images, sink=sink)
             if got.finish_reason.type == "abort":
                 raise EngineRejected("the engine aborted the request", kind="aborted")

@@ -315,7 +315,7 @@ class SessionTree:
         """Complete `node` with the engine's answer, and return the turn. Broken calls become text. `stop`: the stop
         string that ended the turn; the returned content ends before `stop`."""
         self._full.pop(node.family_root, None)
-        parsed = node.chat.append_model_turn(got.ids)
+        own = parsed = node.chat.append_model_turn(got.ids)
         node.ids, node.log_probs = array("i", got.ids), array("d", got.log_probs)
         node.versions, node.kept, node.routed = got.weight_versions, got.kept, got.routed
         node.text = got.text if got.parts == 1 else self._chat.decode(got.ids)
@@ -329,7 +329,8 @@ class SessionTree:
             told = replace(told, content=(before if found else told.content.removesuffix(stop.strip())).rstrip())
         cut = got.finish_reason.type == "length"
         node.finish = "length" if cut else "calls" if node.calls else "stop"
-        digest = _digest(normalise_messages([told.to_message()])[0])
+        same = parsed is own and stop is None
+        digest = _digest(node.chat.messages[-1] if same else normalise_messages([told.to_message()])[0])
         self._answers[_hash(node.keys[-1], digest)].append(node)
         self._said.setdefault((node.agent, digest), node)
         for known in node.keys[1:]:
@@ -351,12 +352,9 @@ class SessionTree:
         main = next((node for node in families if node.has_tools), families[0] if families else None)
         if main is not None and not main.has_tools and any(node.has_tools for node in roots):
             main = None
-        return {root: self._role(first[root.family], main) for root in roots}
-
-    def _role(self, first: TurnNode, main: TurnNode | None) -> Role:
-        if first is main:
-            return "main"
-        return "subagent" if first.has_tools or first.agent else "side"
+        leads = {root: first[root.family] for root in roots}
+        helps = {root: lead for root, lead in leads.items() if lead.has_tools or lead.agent}
+        return {root: "main" if leads[root] is main else "subagent" if root in helps else "side" for root in roots}
 
     def samples(self, origin: Sample, rewards: Mapping[int, float | None]) -> tuple[list[Sample], Counter[str]]:
         """Return the leaves as Samples, and the numbers of sampled, trained and dropped tokens.

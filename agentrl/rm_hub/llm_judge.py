@@ -76,8 +76,7 @@ class LLMJudge(GraderService):
         if not url.endswith("/chat/completions"):  # the address of a host, or of its API
             path = url.partition("://")[2].partition("/")[2]
             url += "/chat/completions" if path else "/v1/chat/completions"
-        model = settings.judge_model  # a server has its own default model
-        self._name = url if model == type(settings).model_fields["judge_model"].default else model
+        self._name = url if settings.judge_model == "default" else settings.judge_model  # each server has its default
         self._service = JsonService(url, "the judge", "--judge-url", "judge", timeout, concurrency)
         self._cache = JudgeCache(settings.judge_cache_path) if settings.judge_cache_path else None
         super().__init__(self._service, *filter(None, [self._cache]))

@@ -32,7 +32,6 @@ from agentrl.rollout.environment import LiveEnvironment, closing
 from agentrl.rollout.failures import guarded
 from agentrl.rollout.hosted import HostedConversation
 from agentrl.rollout.rewards import check_reward
-from agentrl.rollout.stats import Tokens
 from agentrl.sample import Sample
 
 
@@ -178,7 +177,7 @@ async def sample_turn(
         text = context.chat.decode(generation.ids, params.skip_special_tokens is not False)
         generation = replace(generation, text=text)
     for tally in context.tallies:
-        tally.add(tokens=Tokens(len(generation.ids)))
+        tally.sampled(len(generation.ids))
     try:
         parsed = talk.append_model_turn(
             generation.ids,

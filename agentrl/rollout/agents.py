@@ -9,7 +9,6 @@ from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentFailure, ContextOverflow, EnvFailure
 from agentrl.gateway.sessions import Session
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.stats import Tokens
 from agentrl.sample import Sample
 
 Act = Callable[[str, Sample], Awaitable[Any]]  # `agent(base_url, sample)`
@@ -42,7 +41,7 @@ async def play_agent(
     finally:
         samples = gateway.close(session.token, {} if session.failure else rewards)
         for tally in context.tallies:
-            tally.add(tokens=Tokens(session.counts["sampled"]))
+            tally.sampled(session.counts["sampled"])
         for member in samples:
             member.metadata = {**sample.metadata, **member.metadata}
         sample.metadata["gateway"] = {}

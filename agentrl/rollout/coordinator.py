@@ -78,7 +78,7 @@ class RolloutCoordinator:
         self._settings, self._player, self._store, self._tasks = settings, player, store, tasks
         self._filter_name, self._numbers = filter_name, count()
         self._flying: dict[int, _InFlight] = {}
-        self._threads, self._recording = anyio.CapacityLimiter(_AT_ONCE), anyio.Lock()
+        self._threads, self._recording = anyio.CapacityLimiter(_AT_ONCE), anyio.Lock(fast_acquire=True)
         self._results: list[tuple[_InFlight, Played | None]] = []
         self._ended, self._stats, self._account = Tokens(), RolloutStats(), TokenBalance()
         self._since, self._seconds = time.monotonic(), 0.0

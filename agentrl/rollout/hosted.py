@@ -15,7 +15,6 @@ from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EnvFailure
 from agentrl.media import take_images
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.stats import Tokens
 from agentrl.sample import Message, Sample, content_text
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class HostedConversation:
         self._respond([got.parsed.content])
         self.sample.spec_info.add(got.generation.meta_info)
         for tally in context.tallies:
-            tally.add(tokens=Tokens(got.generation.meta_info["completion_tokens"]))
+            tally.sampled(got.generation.meta_info["completion_tokens"])
         return got.generation, got.parsed
 
     def append_messages(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:

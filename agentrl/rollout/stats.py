@@ -97,6 +97,12 @@ class Tally:
         """Add counts, by the names of `RolloutStats`."""
         self.stats += RolloutStats(**counts)
 
+    def sampled(self, tokens: int) -> None:
+        """Count tokens that an engine sampled."""
+        self.stats = replace(
+            self.stats, tokens=replace(self.stats.tokens, generated=self.stats.tokens.generated + tokens)
+        )
+
     def end(self, trajectories: int = 1) -> None:
         """Report that trajectories ended and gave up their places."""
         self._ended += trajectories

@@ -36,10 +36,9 @@ def evaluate(settings: RunSettings, workers: OpenWorkers | None = None) -> Mappi
 
 
 async def _evaluate(settings: RunSettings, notes: Sequence[str], workers: OpenWorkers | None) -> Mapping[str, float]:
-    groups = {**settings.engine.engine_groups}
-    if groups.pop(EVALUATES, None):
+    if EVALUATES in (groups := settings.engine.engine_groups):
         notes = [*notes, "--engine-groups eval is left out: those engines have the weights of a training run"]
-        settings = settings.replace(engine_groups=groups)
+        settings = settings.replace(engine_groups={name: groups[name] for name in groups if name != EVALUATES})
     with open_folder(settings, "eval") as folder, Progress(settings.observability, total=1) as progress:
         for note in notes:
             progress.note(note)

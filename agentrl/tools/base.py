@@ -133,7 +133,7 @@ class Tool:
         keywords = self._arguments.check(arguments)
         keywords.update(dict.fromkeys(self._arguments.injected, state))
         # Waiting for a free place or thread is not the tool's fault: both deadlines leave it out.
-        async with waiting(self._limiter):
+        async with waiting(self._limiter) if self.max_concurrency else self._limiter:
             if self._is_async:
                 return await self._finish(self._function(**keywords))
             thread = ToolThread(self.name, self.timeout)

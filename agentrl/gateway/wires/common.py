@@ -84,9 +84,9 @@ class Fields:
     def once(self, name: str, read: Callable[["Fields"], Iterable[T]]) -> "Iterator[T]":
         """Yield what `read` yields for the objects of a list. An object that is in the memo is not read again."""
         for index, value in enumerate(self.get(name, list) or ()):
-            if (key := (read, orjson.dumps(value))) not in self.memo.parts:
-                self.memo.parts[key] = tuple(read(Fields(value, f"{self._below(name)}[{index}]")))
-            yield from self.memo.parts[key]
+            if (found := self.memo.parts.get(key := (read, orjson.dumps(value)))) is None:
+                found = self.memo.parts[key] = tuple(read(Fields(value, f"{self._below(name)}[{index}]")))
+            yield from found
 
     def parts(self, name: str) -> "Iterable[Fields]":
         """Return the parts of a content; a string is one text part."""
