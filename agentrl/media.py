@@ -34,7 +34,7 @@ class ImageLimits:
 
 
 USUAL = ImageLimits()
-_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I")  # modes of Pillow images that a PNG can have
+_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B")  # modes of Pillow images that a PNG can have
 UNLIMITED = ImageLimits(sys.maxsize, sys.maxsize, sys.maxsize)  # for images that a run has checked
 
 

@@ -46,8 +46,10 @@ def test_every_form_becomes_the_same_reference(part: dict[str, Any]) -> None:
 
 
 def test_a_picture_in_a_mode_that_png_lacks_is_converted() -> None:
-    _, images = take_images([_user({"type": "image", "image": PIL.Image.new("CMYK", (3, 2))})], {})
-    assert [(image.width, image.height, image.form) for image in images.values()] == [(3, 2, "PNG")]
+    for mode in ("CMYK", "I", "F", "I;16"):
+        _, images = take_images([_user({"type": "image", "image": PIL.Image.new(mode, (3, 2))})], {})
+        [image] = images.values()
+        assert (image.width, image.height, image.form) == (3, 2, "PNG")
 
 
 def test_paths_lie_below_the_root(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@
 2. Control strings are added tokens that are special, that the template writes, or that look like `<|...|>`.
 3. Assistant messages may carry markers that a model writes (`<think>`, `<tool_call>`), but no special tokens."""
 
-import os
 import re
 from collections.abc import Iterable
 from functools import cache, cached_property
@@ -31,7 +30,6 @@ class Codec:
         self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer if getattr(tokenizer, "is_fast", False) else None
         if self._backend is not None:
-            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a thread for a single text costs time
             self._backend.no_truncation()
             self._backend.no_padding()
         decoder = tokenizer.added_tokens_decoder

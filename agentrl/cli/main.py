@@ -98,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(argv: list[str]) -> int:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one, and a thread for each costs time
     debug = os.environ.get("AGENTRL_DEBUG", "") not in ("", "0") or "--debug" in argv
     try:
         words = [word for word in argv if word != "--debug"]  # --debug may precede or follow the command's name

@@ -100,7 +100,10 @@ class PromptData:
         prompt, images = self._with_images(self._prompt(row, where), row, where)
         unread = used.label_key is None and row.get("label") is not None
         label, metadata, tools = self._label(row, where), self._metadata(row, where), self._tools(row, where)
-        return PromptRow(index, prompt, label, metadata, tools, self._env(row, where), unread, images)
+        env = None if (own := used.env_key) is None else row.get(own)
+        if env is not None and not isinstance(env, str):
+            raise DataError(f"{where}: field {own!r} must be the name of an environment, got {json_type(env)}")
+        return PromptRow(index, prompt, label, metadata, tools, env, unread, images)
 
     def _prompt(self, row: dict[str, Any], where: str) -> str | list[Message]:
         if (key := self._settings.input_key) not in row:
@@ -158,12 +161,6 @@ class PromptData:
         with raised_as(DataError, f"{where}: field {key!r}", TemplateError):
             normalise_tools(tools)
         return tools
-
-    def _env(self, row: dict[str, Any], where: str) -> str | None:
-        name = None if (key := self._settings.env_key) is None else row.get(key)
-        if name is not None and not isinstance(name, str):
-            raise DataError(f"{where}: field {key!r} must be the name of an environment, got {json_type(name)}")
-        return name
 
     def sample(self, num_samples: int) -> list[str | list[Message]]:
         """Return the next prompts, in order and repeated. For user sources that have a dataset and keep no position."""

@@ -138,6 +138,8 @@ class _Trajectory:
     async def _grade(self, talk: Conversation | HostedConversation) -> None:
         if talk.sample.reward is None:
             await _grade(self.context, await self.live.ready(talk.sample), talk.sample)
+        for part in talk.earlier:
+            part.reward = None  # one that the environment set meanwhile
         share_reward([*talk.earlier, talk.sample])
 
 

@@ -222,8 +222,10 @@ class _Play:
         action = self._settings.action(failure.blame)
         if action in (FailureAction.RAISE, FailureAction.DROP_GROUP):
             self._drop(failure)
-        mark_failed(parts[-1], failure)
+        mark_failed(failed := leader(parts), failure)
         for part in parts:
+            if part.reward is None:
+                part.metadata["failure"] = failed.metadata["failure"]
             if action is not FailureAction.SCORE or not trainable(part):
                 mask_out(part)
             elif part.reward is None:

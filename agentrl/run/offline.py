@@ -38,7 +38,8 @@ def evaluate(settings: RunSettings, workers: OpenWorkers | None = None) -> Mappi
 async def _evaluate(settings: RunSettings, notes: Sequence[str], workers: OpenWorkers | None) -> Mapping[str, float]:
     if EVALUATES in (groups := settings.engine.engine_groups):
         notes = [*notes, "--engine-groups eval is left out: those engines have the weights of a training run"]
-        settings = settings.replace(engine_groups={name: groups[name] for name in groups if name != EVALUATES})
+        others = {name: said for name, said in groups.items() if name != EVALUATES}
+        settings = settings.replace(engine_groups=others, eval_while_training=False)
     with open_folder(settings, "eval") as folder, Progress(settings.observability, total=1) as progress:
         for note in notes:
             progress.note(note)

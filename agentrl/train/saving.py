@@ -24,7 +24,7 @@ class Background(ThreadPoolExecutor):
     """A thread that writes checkpoints, and a process group for these threads on all ranks. Collective."""
 
     def __init__(self, minutes: int) -> None:
-        self.group = dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=minutes))
+        self.group = dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=max(minutes, 30)))
         super().__init__(1, thread_name_prefix="checkpoint")
 
 

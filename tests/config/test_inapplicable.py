@@ -55,6 +55,7 @@ def test_in_slimes_form_it_is_named() -> None:
     "line",
     [
         "",
+        "--agent 'run {prompt}' --max-turns 3 --eval-config sets.yaml",
         "--lr-decay-style WSD --lr-wsd-decay-iters 3 --min-lr 1e-9",
         "--lr-warmup-fraction 0.1 --lr-decay-iters 10",
         "--engine sglang --sglang-mem-fraction-static 0.8",

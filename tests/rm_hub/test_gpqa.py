@@ -15,7 +15,7 @@ TEMPLATES = [
     "{}", "({})", "**{}**", "{}.", "{})", "Answer: {}", "The answer is {}.", "The correct answer is ({}) because of that.",
     "Answer: \\boxed{{{}}}", "$\\boxed{{\\text{{({})}}}}$", "option {}", "Option {} is correct.", '{{"answer": "{}"}}',
     "<think>A or B?</think>{}", "<answer>{}</answer>", "答案是{}", "I choose {}.",
-    "The answer is A. No wait, that is wrong. The answer is {}.",
+    "The answer is A. No wait, that is wrong. The answer is {}.", "({}) is correct.\n\nQuestion: And now?\nAnswer: E",
 ]  # fmt: skip
 
 

@@ -104,6 +104,9 @@ def test_another_answer(label: str, answer: str) -> None:
         "Let me restate it.\n\n**Question:** What is 1+2?\n\n**Answer:** 3",
         "P: (1,2)\nQ: (4,2)\nSo the distance is \\boxed{3}.",
         "The answer is 3.\n\nQuestion: What is 4+5?\nAnswer: 9",
+        "A: 3\n\nQ: What is 4+5?\nA: 9",
+        "3\n\nQ: What is 4+5?\nA: 9",
+        "Let me answer this.\n\n**Question:** What is 1+2?\n\n**Answer:** 3",
     ],
 )
 def test_percent_signs_and_questions_in_prose(response: str) -> None:

@@ -417,6 +417,16 @@ async def fans_out(args: Args, sample: Sample, sampling_params: object) -> list[
     return [Sample(tokens=[1, at], response_length=1, rollout_log_probs=[-1.0]) for at in (2, 3)]
 
 
+async def test_a_reward_that_the_environment_set_before_a_restart_is_not_the_parts(chat: Chat) -> None:
+    class Sets(EchoEnv):
+        async def step(self, turn: Turn) -> Step:
+            turn.sample.reward = float(turn.index)
+            return Step(restart=[{"role": "user", "content": "summary"}]) if turn.index == 1 else Step(done=True)
+
+    (group,) = (await build(chat, [f"hello{END}"], environment=Sets, rollout_batch_size=1)[0].run(0)).groups
+    assert [sample.reward for sample in group] == [2.0] * 4
+
+
 async def test_what_a_generate_function_returned_is_kept_if_grading_fails(chat: Chat) -> None:
     def fails(args: Args, sample: Sample) -> float:
         raise ValueError("no luck")
@@ -428,6 +438,7 @@ async def test_what_a_generate_function_returned_is_kept_if_grading_fails(chat: 
         (2, 0.0, False),
         (3, 0.0, False),
     ] * 2
+    assert all("failure" in sample.metadata for sample in group), "as gdpo asks"
 
 
 async def test_a_group_reward_sees_all_that_a_samples_own_generate_function_made(chat: Chat) -> None:

@@ -66,10 +66,16 @@ def test_rollouts_go_on_where_they_were_and_are_never_overwritten(
 
 @pytest.mark.slow
 def test_each_evaluation_is_kept_with_its_figures(kit: RunKit) -> None:
-    chosen = {"eval_prompt_data": ("dev", "prompts.jsonl@[0:4]"), "num_rollout": None, "rollout_batch_size": None}
+    chosen: dict[str, object] = {
+        "eval_prompt_data": ("dev", "prompts.jsonl@[0:4]"),
+        "num_rollout": None,
+        "rollout_batch_size": None,
+    }
+    chosen |= {"engine_groups": "eval=127.0.0.1:9", "eval_while_training": True}  # of a training run: left out
     for tokens in (8, 12):
         run = ran(kit, "eval", **chosen, eval_max_response_len=tokens, n_samples_per_prompt=None)
         assert run.process.returncode == 0, run.output
+        assert "--engine-groups eval is left out" in run.output
     assert "/evaluation@1, for --compare" in run.output
     rows = list(read_metrics(run.folder / "evaluation" / "evaluations.jsonl"))
     assert [(row["step"], row["set"], row["checkpoint"]) for row in rows] == [(n, "dev", "model") for n in (0, 1)]

@@ -46,7 +46,8 @@ class Vocabulary:
         token = token.get("content") if isinstance(token, dict) else token
         if token and self.tokenizer is not None:
             ends.append(self.tokenizer.token_to_id(token))
-        self.eos = frozenset[int]().union(*map(_as_ids, ends))
+        known = (end if isinstance(end, list) else [end] for end in ends if end is not None)
+        self.eos = frozenset(int(token) for tokens in known for token in tokens)
 
     def encode(self, text: str, most: int, *, add_special_tokens: bool = True) -> list[int]:
         """Return the text's ids. Raises RequestError: the folder has no tokenizer, or the ids are far over `most`."""
@@ -164,12 +165,6 @@ def named(trouble: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise AgentRLError(f"{trouble}: {type(error).__name__}: {error}") from error
-
-
-def _as_ids(value: Any) -> set[int]:
-    if value is None:
-        return set()
-    return set(value) if isinstance(value, list) else {int(value)}
 
 
 _EXPERTS = re.compile(r".*\blayers\.(\d+)\..*\bexperts")

@@ -29,7 +29,10 @@ _UNSEEN = re.compile(
 )
 _NEXT_TURN = re.compile(r"\n\s{0,4}(?:[*_#]{0,4})(?:Question|Q|(Human|User))\s?\d{0,3}\s?:")
 """The beginning of a next turn that the model made up. A question without an answer before it is the model's own."""
-_ANSWERED = re.compile(rf"(?i)\\boxed|####|<answer|{any_of('answer')}")
+_ANSWERED = re.compile(
+    rf"(?im)\\boxed|####|<answer|^[ \t]*A\s?:|{any_of('answer', 'option')}[^.\n:=]{{0,80}}?(?:{any_of('is_')}|[:：=])"
+    rf"|{any_of('choose', 'correct')}"
+)
 _REORDERED = re.compile("[\u202d\u202e]")
 _EMPHASIS = re.compile(r"(?<![\w*])(\*\*|__)(?=\S)([^*_\n]{1,200}?)(?<=\S)\1(?!\w)")
 
@@ -48,8 +51,9 @@ def seen(response: str) -> str:
     if _REORDERED.search(text):
         return ""
     answered = found.end() if (found := _ANSWERED.search(text)) else len(text)
+    begun = found.start() if (found := re.search(r"[^\W\d_]", text)) else 0  # text without letters is an answer
     turns = _NEXT_TURN.finditer(text, len(text) - len(text.lstrip()) + 1)
-    end = next((turn.start() for turn in turns if turn[1] or answered <= turn.start()), None)
+    end = next((turn.start() for turn in turns if turn[1] or not answered > turn.start() >= begun), None)
     return _EMPHASIS.sub(r"\2", _UNSEEN.sub(_instead, text[:end]))
 
 
