@@ -58,7 +58,7 @@ def test_there_is_an_example_of_every_hook() -> None:
 
 @pytest.mark.parametrize(("setting", "function"), (TRAINING | LOOKED_AT).items())
 def test_hooks_of_training_are_called_or_looked_at(setting: str, function: str) -> None:
-    said = check_hook(setting, f"{HERE}/training/examples.py:{function}", RunSettings())
+    said = check_hook(setting, f"{HERE}/training/hook_examples.py:{function}", RunSettings())
     assert ("returned what it should" in said) is (setting in TRAINING)
 
 

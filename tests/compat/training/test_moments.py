@@ -17,7 +17,7 @@ from agentrl.run.rollouts import make_batch as make_run_batch
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
 from agentrl.train.hooks import hooks_of
-from tests.compat.training import examples
+from tests.compat.training import hook_examples
 from tests.compat.training.test_train_hooks import backend, path, root
 from tests.train.megatron.helpers import make_batch
 
@@ -32,8 +32,8 @@ def hooked(**paths: str) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def seen() -> list[tuple[Any, ...]]:
-    examples.SEEN.clear()
-    return examples.SEEN
+    hook_examples.SEEN.clear()
+    return hook_examples.SEEN
 
 
 def groups() -> list[list[Sample]]:
@@ -103,7 +103,7 @@ def test_it_may_not_train_what_was_not_computed(root: Path, monkeypatch: pytest.
         (more, "may only take tokens out"),
         (fewer, 'rollout_data."advantages".: expected tensors'),
     ):
-        monkeypatch.setattr(examples, "look", function)
+        monkeypatch.setattr(hook_examples, "look", function)
         with (
             backend(root, hooked(rollout_data_postprocess_path="look")) as made,
             pytest.raises(PluginError, match=f"--rollout-data-postprocess-path: .*{words}"),
@@ -120,7 +120,7 @@ def test_rewards_that_a_hook_normalized_are_final() -> None:
     hooks = hooks_of(settings.args)
     batch = make_run_batch(settings, played, {}, 0, hooks).payload
     assert batch.rewards.tolist() == pytest.approx(
-        examples.normalized(None, [sample for group in played for sample in group])[1]
+        hook_examples.normalized(None, [sample for group in played for sample in group])[1]
     )
     assert not hooks.objective(settings.algorithm).rewards_normalization
     assert [sample.reward for group in played for sample in group] == [0, 1, 4, 1, 2, 5]
@@ -154,7 +154,7 @@ def test_rows_of_train_data_become_samples_again() -> None:
         if name not in ("rewards", "metadata"):
             assert array.tolist() == plain[name].tolist(), name
     assert batch.rewards.tolist() == pytest.approx(
-        examples.normalized(None, [sample for group in played for sample in group])[1]
+        hook_examples.normalized(None, [sample for group in played for sample in group])[1]
     )
     assert batch.metadata[4] == b'{"kind":"of 4"}'
     assert batch.select([4, 1]).metadata.tolist() == [b'{"kind":"of 4"}', b'{"kind":"of 1"}']
@@ -184,10 +184,10 @@ def test_train_data_that_is_none_is_refused(
     change: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(args: Any, samples: list[Sample]) -> dict[str, Any]:
-        found = {**examples.columns(args, samples), **change}
+        found = {**hook_examples.columns(args, samples), **change}
         return {key: column for key, column in found.items() if column is not None}
 
-    monkeypatch.setattr(examples, "look", wrong)
+    monkeypatch.setattr(hook_examples, "look", wrong)
     settings = run_of(custom_convert_samples_to_train_data_path="look")
     with pytest.raises(PluginError, match=f"--custom-convert-samples-to-train-data-path: .*{words}"):
         make_run_batch(settings, groups(), {}, 0, hooks_of(settings.args))
@@ -234,7 +234,7 @@ def test_an_exception_names_the_hook_and_its_line(root: Path, monkeypatch: pytes
     def broken(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
         rollout_data["no such key"].append(1)
 
-    monkeypatch.setattr(examples, "look", broken)
+    monkeypatch.setattr(hook_examples, "look", broken)
     with (
         backend(root, hooked(rollout_data_postprocess_path="look")) as made,
         pytest.raises(

@@ -18,7 +18,7 @@ from agentrl.errors import PluginError
 from agentrl.train.contracts import RankInfo
 from agentrl.train.hooks import hooks_of
 from agentrl.train.megatron.network import MegatronBackend
-from tests.compat.training import examples
+from tests.compat.training import hook_examples
 from tests.support.distributed import run_ranks
 from tests.support.nightly import nightly
 from tests.support.tiny_models import make_tiny_model
@@ -28,7 +28,7 @@ LOSS, TIS, REDUCER = (f"custom_{name}_function_path" for name in ("loss", "tis",
 
 
 def path(name: str) -> str:
-    return f"{examples.__name__}:{name}"
+    return f"{hook_examples.__name__}:{name}"
 
 
 HOOKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -172,6 +172,6 @@ def test_a_reducer_must_be_a_weighted_sum(root: Path, monkeypatch: pytest.Monkey
     def squares(total_lengths: Any, response_lengths: Any, loss_masks: Any, calculate_per_token_loss: bool) -> Any:
         return lambda losses: losses.square().sum()
 
-    monkeypatch.setattr(examples, "sample_means", squares)
+    monkeypatch.setattr(hook_examples, "sample_means", squares)
     with backend(root, {REDUCER: path("sample_means")}) as made, pytest.raises(PluginError, match="no weighted sum"):
         made.train(make_batch(), 0)
