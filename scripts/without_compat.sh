@@ -9,5 +9,5 @@ trap 'rm -rf "$copy"' EXIT
 git ls-files -z | grep -zvE '^(agentrl|tests)/compat/' | xargs -0 cp --parents -t "$copy"
 cd "$copy"
 git init -q
-PYTHONPATH=$copy "$1" -m pytest -q -m 'not slow and not sglang and not browser' "${@:2}" \
+PYTHONPATH=$copy "$1" -m pytest -m 'not slow and not sglang and not browser' "${@:2}" \
     tests/config tests/cli tests/run tests/check tests/cluster tests/rollout tests/buffer tests/data tests/test_*.py
