@@ -142,6 +142,6 @@ def name_results(new: list[Message], calls: Sequence[ToolCall]) -> list[Message]
 def _calls_for(calls: Sequence[ToolCall], new: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the calls of the last model turn; if it has none, an empty call for each tool message in `new`."""
     if calls:
-        return [ToolCall(call.id, call.name, "").to_message() for call in calls]  # the template's text is after them
+        return [ToolCall(call.id, call.name, "").to_message() for call in calls]  # their arguments are not rendered
     results = [m for m in new if m["role"] == "tool"] if new and new[0]["role"] == "tool" else []
     return [ToolCall(str(m["tool_call_id"]), str(m["name"]), {}).to_message() for m in results]
