@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import suppress
@@ -40,8 +41,7 @@ class ThreadTimes:
         now, process = time.monotonic(), time.process_time()  # first, since this thread may be halted at any file
         try:
             cpu, delay = _schedule(thread)
-            status = (_TASKS / str(thread) / "status").read_text()
-            switches = int(status.partition("voluntary_ctxt_switches:")[2].split()[0])
+            switches = int(_read(thread, "status").partition(b"voluntary_ctxt_switches:")[2].split()[0])
         except (OSError, ValueError, IndexError):
             return None
         others = {}
@@ -62,8 +62,16 @@ class ThreadTimes:
 
 
 def _schedule(thread: int) -> tuple[float, float]:
-    cpu, delay, _ = (_TASKS / str(thread) / "schedstat").read_text().split()
+    cpu, delay, _ = _read(thread, "schedstat").split()
     return int(cpu) / 1e9, int(delay) / 1e9
+
+
+def _read(thread: int, name: str) -> bytes:
+    file = os.open(f"{_TASKS}/{thread}/{name}", os.O_RDONLY)  # a fifth of the time of `Path.read_text`
+    try:
+        return os.read(file, 1 << 16)
+    finally:
+        os.close(file)
 
 
 def cause(before: ThreadTimes | None, after: ThreadTimes | None) -> tuple[Cause, str]:

@@ -21,6 +21,7 @@ class WorkerActor:
         enter_workspace(workspace)
         self._server = WorkerServer(settings, urls)
 
+    @ray.method(enable_task_events=False)
     async def call(self, name: str, *args: Any) -> Any:
         return await getattr(self._server, name)(*args)
 

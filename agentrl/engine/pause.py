@@ -55,10 +55,12 @@ class PauseGate:
     @contextmanager
     def patience(self, seconds: float) -> Iterator[None]:
         """Set a deadline of `seconds` that runs only while generation is not paused. Raises TimeoutError: it passed."""
-        with anyio.fail_after(None) as scope:
+        with anyio.CancelScope() as scope:
             self._left[scope] = seconds
             scope.deadline = math.inf if self.closed else anyio.current_time() + seconds
             try:
                 yield
             finally:
                 del self._left[scope]
+        if scope.cancelled_caught:
+            raise TimeoutError

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import operator
 import re
 from array import array
 from collections import Counter, defaultdict
@@ -159,9 +160,11 @@ class SessionTree:
         self._said: dict[tuple[str, Key], TurnNode] = {}
         self._full: dict[TurnNode, TurnNode] = {}
         self._normal: dict[Key, Message] = {}
-        self._last: dict[int, tuple[Message, Key]] = {}
+        self._last: tuple[list[Message], list[Message]] = [], []
+        self._chained: tuple[list[Message], list[Key]] = [], [b""]
         self._digests: dict[int, Key] = {}
         self._tools: dict[bytes, tuple[Any, Key]] = {}
+        self._last_tools: tuple[list[dict[str, Any]], tuple[Any, Key]] = [], (None, b"")
 
     def read(self, request: AgentRequest) -> Reading:
         """Convert `request` to the normal form, and find the node that it continues. Raises Refusal: the last message
@@ -190,38 +193,42 @@ class SessionTree:
         return other.place(other.read(request)).length
 
     def _normalised(self, messages: Sequence[Message]) -> list[Message]:
-        """Return `messages` in the normal form. Equal messages are converted once per session. Message objects that the
-        last request had are not hashed again."""
-        before, self._last = self._last, {}
-        found = []
-        for message in messages:
-            known, key = before.get(id(message), (None, b""))
-            if known is not message:
-                key = _hash(b"", orjson.dumps(message))
-            if key not in self._normal:
+        """Return `messages` in the normal form. Equal messages are converted once per session. The objects with which the
+        last request began are not hashed again."""
+        before, known = self._last
+        found = known[: _shared(before, messages)]
+        for message in messages[len(found) :]:
+            if (key := _hash(b"", orjson.dumps(message))) not in self._normal:
                 self._normal[key] = normal = normalise_messages([message])[0]
                 self._digests[id(normal)] = _digest(normal)
-            self._last[id(message)] = message, key
             found.append(self._normal[key])
+        self._last = list(messages), found
         return found
 
-    def _chain(self, messages: Sequence[Message]) -> tuple[Key, ...]:
+    def _chain(self, messages: list[Message]) -> tuple[Key, ...]:
         """Return a key for each prefix of `messages`, the empty prefix first."""
-        keys, places = [b""], dict[Any, int]()
-        for message in messages:
+        before, known = self._chained
+        keys, places = known[: 1 + (shared := _shared(before, messages))], dict[Any, int]()
+        for at, message in enumerate(messages):
             if message["role"] == "assistant":
                 places = {call.get("id"): at for at, call in enumerate(message.get("tool_calls", ()))}
-            place = places.get(message.get("tool_call_id"), 0) if message["role"] == "tool" else 0
-            keys.append(_hash(keys[-1], self._digests.get(id(message)) or _digest(message), place))
+            if at >= shared:
+                place = places.get(message.get("tool_call_id"), 0) if message["role"] == "tool" else 0
+                keys.append(_hash(keys[-1], self._digests.get(id(message)) or _digest(message), place))
+        self._chained = messages, keys
         return tuple(keys)
 
     def _read_tools(self, tools: list[dict[str, Any]]) -> tuple[Any, Key]:
         """Return `tools` in the normal form, and their key. A session converts equal tools once."""
-        if (key := orjson.dumps(tools)) not in self._tools:
-            normal = normalise_tools(tools)
-            digest = _hash(b"", orjson.dumps(normal, option=orjson.OPT_SORT_KEYS)) if normal else b""
-            self._tools[key] = normal, digest
-        return self._tools[key]
+        before, found = self._last_tools
+        if not len(before) == len(tools) == _shared(before, tools):
+            if (key := orjson.dumps(tools)) not in self._tools:
+                normal = normalise_tools(tools)
+                digest = _hash(b"", orjson.dumps(normal, option=orjson.OPT_SORT_KEYS)) if normal else b""
+                self._tools[key] = normal, digest
+            found = self._tools[key]
+        self._last_tools = tools, found
+        return found
 
     def _known(self, messages: list[Message], keys: tuple[Key, ...], tools: Key) -> tuple[TurnNode, int] | None:
         """Find the node with the longest history that `messages` repeat, and the number of repeated messages."""
@@ -434,6 +441,11 @@ def _as_sample(leaf: TurnNode, origin: Sample, reward: float | None, role: Role,
         "reasons": [node.reason for node in path],
     }
     return sample
+
+
+def _shared(before: Sequence[Any], now: Sequence[Any]) -> int:
+    """Return the number of objects with which both begin: the same objects, not only equal ones."""
+    return sum(takewhile(bool, map(operator.is_, before, now)))
 
 
 def _hash(before: Key, part: bytes, result: int = 0) -> Key:

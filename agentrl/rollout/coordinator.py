@@ -236,10 +236,12 @@ class RolloutCoordinator:
         finally:
             with anyio.CancelScope(shield=True):
                 self._results.append((flight, played))
-                async with self._recording, anyio.create_task_group() as tasks:
+                async with self._recording:
                     results, self._results = self._results, []  # empty if another task recorded them
-                    for result in results:
-                        tasks.start_soon(self._record, *result)
+                    if results:
+                        async with anyio.create_task_group() as tasks:
+                            for result in results:
+                                tasks.start_soon(self._record, *result)
                 self._notify()
 
     def _progressed(self, message: LeaseProgress) -> None:

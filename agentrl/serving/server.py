@@ -17,6 +17,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
+from itertools import chain, compress
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -112,15 +113,15 @@ async def _body(request: Request) -> bytes:
 
 def _decode(raw: bytes) -> Any:
     brackets = raw.count(b"[") + raw.count(b"{")
-    if (marks := brackets + raw.count(b":")) > MAX_MARKS:
+    if len(raw) > MAX_MARKS and (marks := brackets + raw.count(b":")) > MAX_MARKS:
         raise ValueError(f"a body may have {MAX_MARKS} of the characters [ {{ and :, got {marks}; send several bodies")
     found, depth = orjson.loads(raw), 0
     level = [found] if brackets > MAX_DEPTH and isinstance(found, dict | list) else []
     while level:
         if (depth := depth + 1) > MAX_DEPTH:
             raise ValueError(f"JSON may nest {MAX_DEPTH} levels deep; send a flatter body")
-        inner = (each.values() if type(each) is dict else each for each in level)
-        level = [value for values in inner for value in values if type(value) is dict or type(value) is list]
+        inner = [*chain.from_iterable(each.values() if type(each) is dict else each for each in level)]
+        level = [*compress(inner, map({dict, list}.__contains__, map(type, inner)))]
     return found
 
 

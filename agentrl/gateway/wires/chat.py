@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from agentrl.chat.messages import REASONING_KEYS, ToolCall
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Memo, Refusal
 from agentrl.gateway.live import LiveTurn
-from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, schema, usable
+from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, schema
 from agentrl.sample import Message
 
 _FINISH = {"stop": "stop", "calls": "tool_calls", "length": "length"}
@@ -20,7 +20,7 @@ class ChatWire(OpenAIErrors):
         limits = [fields.positive(name) for name in ("max_completion_tokens", "max_tokens")]
         more = {"max_tokens": next(filter(None, limits), None), "stop": fields.stops("stop")}
         more["usage"] = fields.inner("stream_options").get("include_usage", bool) or False
-        return agent_request(fields, headers, messages, list(usable(fields, fields.once("tools", _tools))), **more)
+        return agent_request(fields, headers, messages, fields.usable("tools", _tools), **more)
 
     def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
         head = {"id": f"chatcmpl-{turn.id}", "created": turn.created, "model": request.model}

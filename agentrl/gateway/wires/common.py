@@ -88,6 +88,14 @@ class Fields:
                 found = self.memo.parts[key] = tuple(read(Fields(value, f"{self._below(name)}[{index}]")))
             yield from found
 
+    def usable(self, name: str, read: Callable[["Fields"], Iterable[T | str]]) -> list[T]:
+        """Return what `read` yields for the objects of a list of tools. A string is the kind of a tool that is left out.
+        A list that is in the memo is not read again."""
+        if (found := self.memo.parts.get(key := (read, orjson.dumps(self.get(name, list))))) is None:
+            found = self.memo.parts[key] = tuple(tool for fields in self.each(name) for tool in read(fields))
+        self.ignored |= {f"tool:{tool:.80}" for tool in found if isinstance(tool, str)}
+        return [tool for tool in found if not isinstance(tool, str)]
+
     def parts(self, name: str) -> "Iterable[Fields]":
         """Return the parts of a content; a string is one text part."""
         content = self.get(name, object)
@@ -129,15 +137,6 @@ def content_of(parts: Iterable[Fields]) -> Content:
 def joined(texts: Iterable[str]) -> str:
     """Join the texts that are not empty with a blank line."""
     return "\n\n".join(filter(None, texts))
-
-
-def usable(fields: Fields, tools: Iterable[T | str]) -> Iterator[T]:
-    """Yield the tools of a request. A string among `tools` is the kind of a tool that is left out."""
-    for tool in tools:
-        if isinstance(tool, str):
-            fields.ignored.add(f"tool:{tool:.80}")
-        else:
-            yield tool
 
 
 def schema(tool: Fields, parameters: Body | None, name: str = "") -> Body:

@@ -10,7 +10,7 @@ import orjson
 from agentrl.chat.messages import ToolCall, arguments_text
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Memo, Refusal
 from agentrl.gateway.live import LiveTurn, TextName, cut
-from agentrl.gateway.wires.common import Fields, agent_request, content_of, event, joined, schema, usable
+from agentrl.gateway.wires.common import Fields, agent_request, content_of, event, joined, schema
 from agentrl.sample import Message
 
 _STOP = {"stop": "end_turn", "calls": "tool_use", "length": "max_tokens"}
@@ -32,7 +32,7 @@ class MessagesWire:
         messages += fields.once("messages", _messages)
         more: Body = {"max_tokens": fields.positive("max_tokens"), "stop": fields.stops("stop_sequences")}
         more["thinking"] = fields.inner("thinking").get("type", str) in ("enabled", "adaptive")
-        return agent_request(fields, headers, messages, list(usable(fields, fields.once("tools", _tools))), **more)
+        return agent_request(fields, headers, messages, fields.usable("tools", _tools), **more)
 
     def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
         head = {"id": f"msg_{turn.id}", "type": "message", "role": "assistant", "model": request.model}

@@ -6,7 +6,7 @@ from typing import Any
 from agentrl.chat.messages import ToolCall, arguments_text
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Memo, Refusal
 from agentrl.gateway.live import TEXTS, LiveTurn, TextName, cut
-from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, joined, schema, usable
+from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, joined, schema
 from agentrl.sample import Message
 
 _WRITTEN = {"message": "content", "reasoning": "content", "function_call": "arguments", "custom_tool_call": "input"}
@@ -27,7 +27,7 @@ class ResponsesWire(OpenAIErrors):
         fields = Fields(body, memo=memo)
         instructions = fields.get("instructions", str)
         system: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
-        tools = list(usable(fields, fields.once("tools", _tools)))
+        tools = fields.usable("tools", _tools)
         more: Body = {"max_tokens": fields.positive("max_output_tokens"), "instructions": len(system)}
         more["previous"] = (fields.get("previous_response_id", str) or "").removeprefix("resp_")
         more["stored"] = fields.get("store", bool) is not False
