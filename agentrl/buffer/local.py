@@ -16,6 +16,7 @@ from agentrl.buffer.sqlite import RESTORE, make_empty, read_meta
 from agentrl.errors import LedgerError, raised_as
 from agentrl.files import replacing
 
+_OWNER = "run"  # file beside the ledger with the path of its copy
 SOURCE = ".source"  # suffix of the file beside a ledger in which a user's data source is saved
 _log = logging.getLogger(__name__)
 
@@ -25,7 +26,9 @@ def find_ledger(file: Path, ledger_dir: str | None) -> Path:
     `file`."""
     home = read_meta(file).get("home") if ledger_dir else None
     found = Path(ledger_dir or "").expanduser().resolve() / (home or "") / file.name
-    return found if home and found.is_file() else file
+    owner = Path(text.read_text()) if (text := found.with_name(_OWNER)).is_file() else file
+    copied = owner != file.resolve() and owner.is_file()  # this run's folder is a copy of another run's
+    return found if home and found.is_file() and not copied else file
 
 
 def place_ledger(file: Path, ledger_dir: str | None) -> Path:
@@ -40,6 +43,7 @@ def place_ledger(file: Path, ledger_dir: str | None) -> Path:
             return file
         if (found := find_ledger(file, ledger_dir)) != file:
             _log.info("the run goes on with its ledger %s", found)
+            found.with_name(_OWNER).write_text(str(file.resolve()))
             return found
         folder = Path(ledger_dir).expanduser().resolve()
         made = folder / (home := uuid.uuid4().hex) / file.name
@@ -49,6 +53,7 @@ def place_ledger(file: Path, ledger_dir: str | None) -> Path:
             copy_ledger(file, made)
         else:
             make_empty(made)
+        made.with_name(_OWNER).write_text(str(file.resolve()))
         _set_home(made, home)
         copy_ledger(made, file)
     return made

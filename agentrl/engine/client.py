@@ -23,7 +23,7 @@ PauseMode = Literal["abort", "in_place", "retract"]
 
 _FLUSH_TIMEOUT, _ABORT_TIMEOUT, _TRY_AGAIN = 60.0, 2.0, 1.0
 _FLAT = {"load_format": "flattened_bucket", "flush_cache": True}
-_OPEN = ("/model_info", "/server_info", "/v1/tokenize")  # calls that need `--api-key`, not `--admin-api-key`
+_OPEN = ("/model_info", "/server_info", "/generate")  # calls that need `--api-key`, not `--admin-api-key`
 
 
 class EngineClient(EngineState):

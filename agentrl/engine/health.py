@@ -56,6 +56,7 @@ class HealthMonitor:
         self.pause_gate = PauseGate()  # closed while generation is paused, by `pause`, `hold` or an update
         self.followers: tuple[EngineFollower, ...] = ()  # other processes that generate at these engines
         self._registry, self._requests = registry, Requests(registry, self.pause_gate, settings, vocab_size)
+        self._requests.shared = follows
         self._updating, self._memory, self._lock, self._blocks = False, WHOLE, anyio.Lock(), 0
         self._misses, self._said = Counter[EngineClient](), dict[EngineClient, str]()
         self._looking, self._trying, self._hung = (set[EngineClient]() for _ in range(3))

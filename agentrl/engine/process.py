@@ -138,7 +138,7 @@ async def _supervise(engine: EngineProcess, settings: EngineSettings, transport:
             await healthy(engine, transport, settings.engine_start_timeout)
         except EngineUnreachable as error:
             _log.warning("%s", error)
-            await anyio.sleep(min(_POLL_EVERY * 2.0**again, _STOP_GRACE))
+            await anyio.sleep(min(_POLL_EVERY * 2.0 ** min(again, 9), _STOP_GRACE))
 
 
 async def _down(engine: EngineProcess, settings: EngineSettings, transport: HttpTransport) -> str:

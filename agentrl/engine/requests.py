@@ -101,6 +101,7 @@ class Requests:
     ) -> None:
         self.live: dict[str, GenerateCall] = {}
         self._registry, self._pause_gate, self._settings = registry, pause_gate, settings
+        self.shared = False  # other pools of the run may abort at the same engines
         self._vocab_size, self._sent, self._idle = vocab_size, 0, anyio.Event()
         self._request_seconds, self._counted, self._since = 0.0, time.monotonic(), time.monotonic()
 
@@ -130,7 +131,7 @@ class Requests:
         with self._under_way(call):
             while True:
                 reply = await self._anywhere(call, path, body, partial(self._fine, call))
-                if call.aborted or not (call.interrupted and _ABORTED.search(reply.body)):
+                if call.aborted or not ((call.interrupted or self.shared) and _ABORTED.search(reply.body)):
                     return reply
         raise EngineRejected(f"{path}: the request was aborted before it was sent", status=400, kind="aborted")
 
@@ -293,7 +294,7 @@ class Requests:
         except EngineRejected as error:
             raise EngineRejected(f"{error} (from {member.url})", status=error.status, kind=error.kind) from None
         call.rid = uuid.uuid4().hex
-        if got.finish_reason.type == "abort" and not (got.ids or call.interrupted or call.aborted):
+        if got.finish_reason.type == "abort" and not (got.ids or call.interrupted or call.aborted or self.shared):
             said = f"{member.url} aborted the request before its first token, and this client did not ask for it"
             raise unusable(f"{said}; check that no other client controls this engine", "aborted")
         if None in call.versions:  # before the first update every version is right

@@ -136,9 +136,9 @@ class EngineSettings(Settings):
     @property
     def admin_api_key(self) -> str | None:
         """Key of the servers' control routes (their `--admin-api-key`); by default that of the environment variable. Without
-        any key, engines that are started here get a random one."""
+        any key, built-in engines that are started here get a random one."""
         key = self._key("admin-api-key", ADMIN_KEY_VARIABLE)
-        return _own_key() if key is None and self.api_key is None and self.engine != "external" else key
+        return _own_key() if key is None and self.api_key is None and self.engine == "embedded" else key
 
     def _key(self, option: str, variable: str) -> str | None:
         options = self.sglang_options

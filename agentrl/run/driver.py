@@ -136,7 +136,7 @@ class Driver:
         self._batch: Batch | None = None
         self._saving: int | None = None
         self._began = self._waited = 0.0
-        self._sent = self._far_apart = 0
+        self._version = self._far_apart = 0  # of the trainer's weights
         self._evaluating: anyio.Event | None = None
 
     async def run(self, first: int = 0) -> None:
@@ -155,7 +155,7 @@ class Driver:
 
     async def _send(self, version: int) -> None:
         assert self._parts.weights is not None
-        self._sent = version
+        self._version = version
         self._progress.phase("sending weights")
         with within(self._limits.weight_sync_timeout, "the weight update"):
             await self._parts.weights.send(version)
@@ -182,6 +182,7 @@ class Driver:
         began = time.monotonic()
         with within(self._limits.train_timeout, f"the training of rollout {step}"):
             metrics = await self._parts.trainer.train(batch, step)
+        self._version = step + 1
         with within(self._limits.start_timeout, "recording the training"):
             details = await self._parts.trainer.details() if self._settings.buffer.keep_trajectories else None
             await self._parts.rollouts.trained(batch.group_ids, step, details)
@@ -230,7 +231,8 @@ class Driver:
                         self._progress.note("all engines were started again: sending them the weights once more")
                         await self._sharing.before(Do.SEND)
                         with within(self._limits.weight_sync_timeout, "the weight update"):
-                            await weights.send(self._sent)
+                            await weights.send(self._version)
+                            await self._parts.rollouts.updated(self._version)
                         await self._sharing.before(do)
 
         with ungrouped():

@@ -65,8 +65,8 @@ def refuse_others(settings: RunSettings) -> None:
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     if not (folder / SETTINGS).is_file() and (others := next(folder.glob("*.jsonl"), None)) is not None:
         raise SettingsError(f"{others} exists, and {SETTINGS} of its run is missing; choose another --output-dir")
-    played = {name for name, field in all_fields().items() if field.section in _PLAYED}
-    if differ := changed(settings, "rollout", played | {"hf_checkpoint", "hosted_model"}):
+    played = {name for name, field in all_fields().items() if field.section in _PLAYED and "eval_" not in name}
+    if differ := changed(settings, "rollout", played | {"hf_checkpoint", "hosted_model", "hosted_options"}):
         raise SettingsError(
             f"--output-dir {settings.observability.output_dir}: its rollouts were made with other settings: "
             f"{', '.join(differ)}; choose another --output-dir, or go on there with the settings that it has"

@@ -385,7 +385,7 @@ class RolloutWorkers(Player, EngineFollower):
         """Run worker `number`, and start it again when it dies."""
         failed = 0
         while True:
-            await anyio.sleep(min(0.01 * 2**failed - 0.01, 60.0))
+            await anyio.sleep(min(0.01 * 2 ** min(failed, 13) - 0.01, 60.0))
             worker = _Worker(self._start(number))
             serving = asyncio.ensure_future(worker.process.serve())
             try:

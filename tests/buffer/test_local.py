@@ -57,6 +57,20 @@ def test_a_resume_takes_the_local_file_else_the_copy(
     assert completed(again) == 2
 
 
+def test_a_copied_run_folder_gets_a_ledger_of_its_own_and_a_moved_one_keeps_its_ledger(
+    file: Path, tmp_path: Path
+) -> None:
+    local = str(tmp_path / "local")
+    first = place_ledger(file, local)
+    shutil.copytree(file.parent, tmp_path / "copy")
+    assert place_ledger(tmp_path / "copy" / file.name, local) != first
+    assert place_ledger(file, local) == first
+    file.parent.rename(tmp_path / "moved")
+    assert place_ledger(tmp_path / "moved" / file.name, local) == first
+    shutil.copytree(tmp_path / "moved", tmp_path / "again")
+    assert find_ledger(tmp_path / "again" / file.name, local) != first
+
+
 def test_two_runs_share_a_folder(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other" / "ledger.sqlite"
     assert place_ledger(file, str(tmp_path / "local")) != place_ledger(other, str(tmp_path / "local"))

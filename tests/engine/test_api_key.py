@@ -5,16 +5,19 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+from aiohttp import web
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentrl.engine.commands import engine_command
 from agentrl.engine.embedded import server
 from agentrl.engine.embedded.server import build
 from agentrl.engine.embedded.service import Options
@@ -24,6 +27,7 @@ from agentrl.engine.settings import EngineSettings
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineRejected, EngineUnreachable
 from agentrl.serving.http import RequestError, refusal
+from tests.engine.faults import FaultyServer, serving
 from tests.support.nightly import nightly
 
 
@@ -148,6 +152,29 @@ def test_which_key_goes_to_control(monkeypatch: pytest.MonkeyPatch) -> None:
     assert EngineSettings(sglang_options={"admin-api-key": "B"}).admin_api_key == "B"
     monkeypatch.setenv("SGLANG_ADMIN_API_KEY", "C")
     assert settings("a:1").admin_api_key == "C"
+
+
+def test_sglang_gets_both_keys_and_no_random_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_ADMIN_API_KEY", raising=False)
+    assert EngineSettings(engine="sglang").admin_api_key is None
+    monkeypatch.setenv("SGLANG_API_KEY", "A")
+    monkeypatch.setenv("SGLANG_ADMIN_API_KEY", "B")
+    given = engine_command(EngineSettings(engine="sglang"), "model", 1, host="127.0.0.1").arguments
+    assert [given[given.index(f"--{name}") + 1] for name in ("api-key", "admin-api-key")] == ["A", "B"]
+
+
+async def test_texts_are_encoded_with_the_key_of_requests() -> None:
+    seen: list[str] = []
+
+    async def keyed(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers["authorization"])
+        return web.json_response({"meta_info": {"input_token_logprobs": [[None, 7, None]]}})
+
+    async with serving(keyed) as server:
+        both = settings(server.url, **{"api-key": "A", "admin-api-key": "B"})
+        async with EnginePool([server.url], both, vocab_size=None) as pool:
+            assert list((await pool.encode("text")).values()) == [[7]]
+    assert seen == ["Bearer A"]
 
 
 async def test_a_key_and_a_password_at_once_are_an_error_of_ours(keyed: tuple[str, Keyed]) -> None:

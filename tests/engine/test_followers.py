@@ -77,6 +77,17 @@ async def test_a_followers_call_goes_on_over_an_update_with_tokens_of_both_versi
     assert [version for version, _, _ in got[0].weight_versions] == ["1", "2"]
 
 
+async def test_a_request_that_another_workers_pause_aborted_is_sent_again_and_is_no_failure() -> None:
+    async def aborted(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        return web.json_response(answer([], finish_reason=finish, prompt_tokens=1, weight_version=server.version))
+
+    async with followed(aborted, ok([5])) as (_, _, remote):
+        await remote.release("1", None)
+        assert (await remote.pool.generate([1], PARAMS)).ids == [5]
+        assert remote.pool.figures()["engines/failed"] == 0
+
+
 async def test_an_answer_of_the_new_weights_that_comes_before_a_follower_is_released_is_taken() -> None:
     resumed, got = anyio.Event(), list[Generation]()
     settings = FAST.model_copy(update={"pause_generation_mode": "retract"})

@@ -355,23 +355,34 @@ def test_the_cadence_is_that_of_the_settings() -> None:
     assert cadence(s, engines=False).evaluate is None
 
 
+class Restarted(Notes):
+    """Engines that lose their weights before the second batch."""
+
+    has = True
+
+    async def next_batch(self, step: int) -> Batch | None:
+        self.has = step != 1
+        while not self.has:
+            await anyio.lowlevel.checkpoint()
+        return await super().next_batch(step)
+
+    async def send(self, version: int) -> None:
+        await super().send(version)
+        self.has = True
+
+    async def lost(self) -> bool:
+        return not self.has
+
+
+async def test_weights_that_are_sent_again_have_the_version_of_the_trainer(tmp_path: Path) -> None:
+    notes = Restarted()
+    often = {"update_weights_interval": 2, "max_staleness": 1, "engine_probe_interval": 0.001}
+    log = await drive(settings(tmp_path, **often), notes)
+    assert [line for line in log if line.startswith("send")][:2] == ["send 0", "send 1"]
+    assert notes.versions[:2] == [0, 1]
+
+
 async def test_engines_that_were_all_started_again_get_the_weights_once_more(tmp_path: Path) -> None:
-    class Restarted(Notes):
-        has = True
-
-        async def next_batch(self, step: int) -> Batch | None:
-            self.has = step != 1
-            while not self.has:
-                await anyio.lowlevel.checkpoint()
-            return await super().next_batch(step)
-
-        async def send(self, version: int) -> None:
-            await super().send(version)
-            self.has = True
-
-        async def lost(self) -> bool:
-            return not self.has
-
     log = await drive(settings(tmp_path, engine_probe_interval=0.001, colocate=True), Restarted())
     again = [
         "engines keep ['weights']",

@@ -10,7 +10,7 @@ from agentrl.data.source import RolloutDataSource
 from agentrl.errors import SettingsError
 from agentrl.observability.metrics import read_metrics
 from agentrl.run.driver import open_folder
-from agentrl.run.resuming import changed, check_prompts, evaluations_in, write_evaluation
+from agentrl.run.resuming import changed, check_prompts, evaluations_in, refuse_others, write_evaluation
 from agentrl.runfolder import EVALUATIONS, LEDGER, SETTINGS
 
 
@@ -40,6 +40,15 @@ def test_changed_settings_are_told_with_both_values() -> None:
         "--global-batch-size 128 -> 32 (not given)",
         "--lr 1e-06 -> 0.001",
     ]
+
+
+def test_rollouts_go_on_with_other_evaluations_but_not_with_other_options_of_the_hosted_model() -> None:
+    hosted = "--engine openai --base-url http://a/v1 --hosted-model m --hosted-options"
+    with open_folder(build(f"{hosted} reasoning_effort=low"), "rollout"):
+        pass
+    refuse_others(build(f"{hosted} reasoning_effort=low --eval-temperature 0.3"))
+    with pytest.raises(SettingsError, match="--hosted-options reasoning_effort=low -> reasoning_effort=high"):
+        refuse_others(build(f"{hosted} reasoning_effort=high"))
 
 
 @pytest.mark.parametrize("damaged", ["[1]", '{"train": 3}', "{", ""])
