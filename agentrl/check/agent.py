@@ -14,10 +14,12 @@ from agentrl.check.policy import Policy
 from agentrl.config import RunSettings
 from agentrl.engine.wire import SamplingParams
 from agentrl.envs import AgentEnvironment, Environment, EnvSpec
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, EnvFailure, GraderFailure
 from agentrl.gateway.server import Gateway
 from agentrl.gateway.sessions import Session
+from agentrl.rollout.agents import leader
 from agentrl.rollout.environment import set_up
+from agentrl.rollout.failures import guarded
 from agentrl.sample import Sample
 
 _ROOM = 32_768  # context length if neither settings nor model give it: today's agents have long prompts
@@ -66,7 +68,7 @@ async def play_session(
     settings: RunSettings, chat: Chat, entry: EnvSpec, sample: Sample, policy: Policy
 ) -> PlayedSession:
     """Have an agent play one sample's prompt against a policy, and compare ids and masks with the policy's."""
-    played, began = PlayedSession(), time.monotonic()
+    played, began, name = PlayedSession(), time.monotonic(), entry.kind.__name__
     room = context_room(settings.rollout, settings.train.hf_checkpoint, _ROOM)
     gateway = Gateway(chat, policy, context_length=room)
     async with set_up([entry], settings.cluster.start_timeout), gateway.serving():
@@ -77,21 +79,25 @@ async def play_session(
         session: Session = gateway.open(replace(sample, index=0, rollout_id=0), sampling)
         try:
             with anyio.fail_after(settings.rollout.trajectory_timeout):
-                await env.act(gateway.url(session), sample)
-                if type(env).reward is not Environment.reward:
-                    played.reward = await env.reward(sample)
+                try:
+                    await guarded(env.act(gateway.url(session), sample), what=f"{name}.act", failure=EnvFailure)
+                finally:
+                    played.tree, played.refusals = session.tree.shown(), session.refusals
+                    played.samples, played.figures = gateway.close(session.token), session.figures()
+                if played.samples and type(env).reward is not Environment.reward:
+                    first = leader(played.samples)
+                    first.metadata = {**sample.metadata, **first.metadata}
+                    played.reward = await guarded(env.reward(first), what=f"{name}.reward", failure=GraderFailure)
         except TimeoutError:
             played.error = f"no end after {settings.rollout.trajectory_timeout:g} s (--trajectory-timeout)"
         except AgentRLError as error:
             played.error = str(error)
         finally:
-            played.tree, played.refusals = session.tree.shown(), session.refusals
-            played.samples, played.figures = gateway.close(session.token), session.figures()
             with anyio.CancelScope(shield=True):
                 await env.close()
     turns, several = [turn for told in policy.asked.values() for turn in told], len(played.samples) > 1
     for each in played.samples:
-        played.wrong += wrong_ids(chat, entry.kind.__name__, each, turns, split=several)
+        played.wrong += wrong_ids(chat, name, each, turns, split=several)
     if not played.samples and not played.error:
         end = sample.metadata.get("agent", {})
         said = str(end.get("errors", "")).strip() or str(end.get("output", "")).strip()

@@ -55,6 +55,7 @@ class Prover:
     methods: bool  # true for a class
     grades: str  # what gives the reward, as messages name it
     patience: float  # seconds that an environment may take between two turns
+    reward_key: str | None = None  # the entry of dict rewards that is trained
 
     def where(self, method: str) -> str:
         return f"{self.user}.{method}" if self.methods else self.user
@@ -148,15 +149,18 @@ class Prover:
 
     def of_rewards(self, episodes: Sequence[Episode]) -> Iterator[Finding]:
         """Yield findings on rewards that are equal for all answers, or lower for a right answer."""
-        earned = [(e.name, _rounded(s)) for e in episodes for s in e.samples if "failure" not in s.metadata]
+        graded = [
+            (e.name, s) for e in episodes for s in e.samples if "failure" not in s.metadata and s.reward is not None
+        ]
+        earned = [(name, round(sample.get_reward_value(self.reward_key), 9)) for name, sample in graded]
         by_name = {name: reward for name, reward in reversed(earned)}
         if WRONG in by_name and len(by_name) > 2 and all(reward == earned[0][1] for _, reward in earned):
             zero = earned[0][1] == 0
             why = "fine if none of them solves the task" if zero else "nothing can be learned from it"
             what = f"{self.grades} gives the same reward, {earned[0][1]}, to whatever the policy does: {why}"
             yield Finding(what, f"tried: {'; '.join(by_name)}", note=zero)
-        right = [reward for name in ANSWERS if isinstance(reward := by_name.get(name), float)]
-        if right and isinstance(wrong := by_name.get(WRONG), float) and max(right) < wrong:
+        right = [by_name[name] for name in ANSWERS if name in by_name]
+        if right and (wrong := by_name.get(WRONG)) is not None and max(right) < wrong:
             said = f"{max(right):g} against {wrong:g}"
             yield Finding(f"{self.grades} gives the label as the answer less than 'I do not know': a wrong sign?", said)
 

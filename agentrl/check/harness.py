@@ -85,7 +85,8 @@ class Harness:
         """Load the user's code, start graders and set up; yield a harness for each environment. `given`: samples to
         play; default: the first prompts. `most`: maximum rows of each environment; default: a few."""
         plugins, rollout, stages = Plugins.load(settings), settings.rollout, []
-        drawn, made_up = (list(given), False) if given else first_rows(settings, most)
+        several = isinstance(settings.rollout.env, dict)  # the rows of one may come late in the data
+        drawn, made_up = (list(given), False) if given else first_rows(settings, 1_000 if several else most)
         async with AsyncExitStack() as stack:
             graders = await stack.enter_async_context(GraderRunner(settings.rm_hub))
             entries: Mapping[str, EnvSpec] = plugins.environments or {}
@@ -103,7 +104,8 @@ class Harness:
                 reward = RewardFunction.load(UNGRADED, group=False) if ungraded else plugins.reward
                 grader = Grader(rollout, settings.args, reward, graders)
                 kind = entries[name].kind if plugins.generate is None else None
-                stages.append(cls(settings, chat, plugins, grader, kind, path, rows, made_up, ungraded, patience))
+                shown = made_up or not own
+                stages.append(cls(settings, chat, plugins, grader, kind, path, rows, shown, ungraded, patience))
             yield stages
 
     @property

@@ -91,7 +91,8 @@ class _Director:
         own = kind is not None and kind.reward is not Environment.reward
         grades = f"{stage.user}.reward" if own else f"--rm-type {rm_type}" if rm_type else f"{stage.user}.step"
         grades = plugins.reward.name if plugins.reward else grades
-        self._prover = Prover(stage.chat, stage.user, kind is not None, grades, stage.patience)
+        key = stage.settings.rollout.reward_key
+        self._prover = Prover(stage.chat, stage.user, kind is not None, grades, stage.patience, key)
         self._scripts = [scripts(stage.chat, sample, stage.tools) for sample in stage.rows]
         self._blocked, self._observer = dict[str, list[float]](), Observer()
 

@@ -194,7 +194,7 @@ def _show(stage: "Harness", episode: "Episode | None", schemas: bool) -> None:
         click.echo(f"  methods of its own: {', '.join(own_methods(kind)) or 'none'}")
     if schemas:
         click.echo(json.dumps(stage.tools, indent=2, ensure_ascii=False))
-    if episode is not None:
+    if episode is not None and episode.samples:
         _show_episode(stage, episode)
 
 

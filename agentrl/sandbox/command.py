@@ -33,6 +33,7 @@ SYSTEM_PATHS = (
 _INSIDE, _FOLDER, _HOME = "/run/agentrl", "/workspace", "/home/agent"
 _USER = "1000"  # the user inside: an unprivileged one, also if the caller is root
 NOBODY = 65534
+_REST_SECONDS = 2.0  # for the rest of the outputs
 _TIMED_OUT = 124  # as of timeout(1)
 
 
@@ -170,6 +171,8 @@ async def run_command(
                     await process.wait()
                     if kill_rest:
                         _kill_group(process)
+                        # A process of another group may hold an output open.
+                        tasks.cancel_scope.deadline = anyio.current_time() + _REST_SECONDS
         except BaseException:
             await _kill(process, stop)
             raise

@@ -10,6 +10,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -150,7 +151,8 @@ class MCPTools(ToolSource):
         await self.close()
 
     def _tool(self, entry: "ServerTool") -> Tool:
-        name, schema = self._prefix + entry.name, json.dumps(entry.input_schema)
+        name = re.sub(r"[^a-zA-Z0-9_-]", "_", self._prefix + entry.name)  # models' formats allow no other characters
+        schema = json.dumps(entry.input_schema)
 
         async def call(**arguments: Any) -> str:
             try:

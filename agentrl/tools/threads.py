@@ -47,7 +47,11 @@ async def run_in_daemon_thread(function: Callable[[], T], ended: Callable[[], No
         with suppress(anyio.RunFinishedError):  # the event loop has ended, and with it the caller
             anyio.from_thread.run_sync(end, token=token)
 
-    threading.Thread(target=work, name="agentrl-tool", daemon=True).start()
+    try:
+        threading.Thread(target=work, name="agentrl-tool", daemon=True).start()
+    except RuntimeError:  # the system has no more threads
+        ended()
+        raise
     await finished.wait()
     if errors:
         raise errors[0]

@@ -169,3 +169,8 @@ class Replays(Sound):
     async def step(self, turn: Turn) -> Step:
         again = any(frame.f_code.co_name == "_replay" for frame, _ in traceback.walk_stack(None))
         return Step([{"role": "user", "content": f"{again}"}], done=turn.index > 1)
+
+
+class BackwardsByKey(Sound):
+    async def reward(self, sample: Sample) -> dict[str, float]:  # type: ignore[override]
+        return {"score": -await super().reward(sample), "index": float(sample.index or 0)}

@@ -99,6 +99,34 @@ def test_an_environment_of_an_agent_plays_one_session_and_its_masks_are_proved(
     assert "ids and masks are right" in said
 
 
+@pytest.mark.parametrize(
+    ("act", "reward", "said"),
+    [
+        (
+            "return await super().act(base_url, sample)",
+            "return float(bool(sample.metadata['messages']))",
+            "reward: 1.0",
+        ),
+        ("raise TimeoutError('of its own')", "return 1.0", "Wrong.act raised TimeoutError: of its own"),
+        ("raise KeyError('token')", "return 1.0", "Wrong.act raised KeyError: 'token'"),
+        ("return await super().act(base_url, sample)", "raise KeyError('x')", "Wrong.reward raised KeyError: 'x'"),
+    ],
+)
+def test_act_and_reward_are_called_as_in_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], act: str, reward: str, said: str
+) -> None:
+    methods = f"""
+class Wrong(Ask):
+    async def act(self, base_url, sample):
+        {act}
+    async def reward(self, sample):
+        {reward}
+"""
+    (tmp_path / "wrong.py").write_text(ENVIRONMENT + methods)
+    run(["check", f"{tmp_path}/wrong.py:Wrong"])
+    assert said in capsys.readouterr().out
+
+
 def test_a_wrong_mask_is_named_also_in_a_session_of_several_samples(tmp_path: Path) -> None:
     make_tiny_model(tmp_path)
     chat = Chat.load(str(tmp_path))

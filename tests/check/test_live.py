@@ -15,6 +15,7 @@ from agentrl.check.harness import Episode, Harness
 from agentrl.check.play import CheckedPlay, play
 from agentrl.check.policy import Endpoint, Live, Person
 from agentrl.check.script import Lines, arguments, guessed, read_lines
+from agentrl.cli.main import run
 from agentrl.config import RunSettings
 from agentrl.demo.task import CalculatorEnv
 from agentrl.errors import SettingsError
@@ -81,6 +82,23 @@ def test_the_end_of_the_input_ends_the_session_without_a_problem(rows: Path, lin
 def test_a_short_file_is_played_once(rows: Path) -> None:
     rows.write_text('{"input": "How much is 40+2?", "label": "42"}\n')
     assert typing(["<answer>42</answer>"] * 3, rows).endswith("[1.0]\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("async def step(self, turn):\n        import anyio\n        await anyio.sleep(60)", "Own.step"),
+        ("async def reward(self, sample):\n        return {'score': 1.0}", "--reward-key"),
+    ],
+)
+def test_an_episode_without_a_sample_is_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, said: str
+) -> None:
+    (tmp_path / "own.py").write_text(f"from agentrl import Environment\nclass Own(Environment):\n    {body}\n")
+    (tmp_path / "play.txt").write_text("no idea\n")
+    command = ["check", f"{tmp_path}/own.py:Own", "--play", f"{tmp_path}/play.txt", "--seconds", "2"]
+    assert run(command) == 1
+    assert said in capsys.readouterr().out
 
 
 RIGHT = '# a comment\n!calculator {"expression": "40+2"}\n<answer>42</answer>\nexpect reward 1\n'

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.chat import Chat
+from agentrl.check.harness import Harness
 from agentrl.check.play import CheckedPlay, play
 from agentrl.config import RunSettings
 from tests.check import plays
@@ -50,6 +51,21 @@ async def checked(env: str | None, chat: Chat | None = None, seconds: float = 60
     chosen = RunSettings.from_flat({"env": env, **settings})
     await play(chosen, chat or Chat(make_tokenizer()), seconds, played, stuck, lambda stage, episode: None)
     return played
+
+
+async def test_dict_rewards_are_judged_by_their_trained_entry() -> None:
+    played = await checked("tests.check.plays:BackwardsByKey", reward_key="score")
+    assert any("gives the label as the answer less" in found.what for found in played.problems)
+
+
+async def test_each_of_several_environments_plays_rows_of_its_own_wherever_they_are(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    lines = ['{"input": "How much is 1+1?", "label": "2", "env": "a"}\n'] * 70
+    data.write_text("".join([*lines, '{"input": "How much is 40+2?", "label": "42", "env": "b"}\n']))
+    env = {name: "tests.check.plays:Sound" for name in "ab"}
+    settings = RunSettings.from_flat({"env": env, "prompt_data": str(data), "label_key": "label", "env_key": "env"})
+    async with Harness.opened(settings, Chat(make_tokenizer()), 10.0) as stages:
+        assert [(stage.rows[0].label, stage.made_up) for stage in stages] == [("2", False), ("42", False)]
 
 
 @pytest.mark.parametrize("name", nightly(MISTAKES, EVERYDAY))

@@ -182,7 +182,7 @@ async def test_what_cannot_be_opened(source: MCPTools, message: str) -> None:
 
 
 class MathEnv(Environment):
-    tools = (over_pipes(include=["add"], prefix="math_"),)
+    tools = (over_pipes(include=["add"], prefix="math."),)
 
 
 @pytest.mark.slow

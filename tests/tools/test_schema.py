@@ -75,6 +75,7 @@ def test_name_description_and_arguments_come_from_the_function() -> None:
         (Literal["a", "b"], {"type": "string", "enum": ["a", "b"]}),
         (str | None, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
         (Annotated[int, Field(ge=1)], {"type": "integer", "minimum": 1}),
+        (Annotated[int, Field(description="how many")], {"type": "integer", "description": "how many"}),
     ],
 )
 def test_hint_to_schema(hint: Any, expected: dict[str, Any]) -> None:

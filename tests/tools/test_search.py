@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from agentrl.tools.search import (
     search_tool,
 )
 from agentrl.tools.search.server import application
+from agentrl.tools.search.tool import format_hits
 
 PASSAGES = [
     Passage("a", "The river Zorgon flows past old Jorcot.", "Zorgon"),
@@ -235,6 +236,22 @@ def test_requests_that_cannot_be_used(body: object) -> None:
     answer = wire(body)
     assert answer.status_code == 422
     assert "expected" in answer.json()["detail"] or "topk must be" in answer.json()["detail"]
+
+
+async def test_a_searcher_may_return_an_awaitable_and_long_queries_reach_no_server() -> None:
+    class Delegating:
+        def __init__(self) -> None:
+            self.index = BM25Index.build(PASSAGES)
+
+        async def _later(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+            return self.index.search(queries, k)
+
+        def search(self, queries: Sequence[str], k: int = 3) -> Awaitable[list[list[Hit]]]:
+            return self._later(queries, k)
+
+    tool = search_tool(Delegating(), k=1)
+    assert (await tool.run({"query": "bread"})).text == format_hits(BM25Index.build(PASSAGES).search(["bread"], 1)[0])
+    assert "has 20001 characters; give at most 20000" in (await tool.run({"query": "a" * 20_001})).text
 
 
 async def test_a_server_that_is_down_is_named() -> None:

@@ -54,6 +54,18 @@ async def test_hung_tools_are_counted_and_bounded(gate: Gate, monkeypatch: pytes
     assert (await quick.run({})).text == "quick"
 
 
+async def test_a_thread_that_cannot_start_is_no_hung_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    own, quick = ToolThreads.current(), Tool(lambda: "quick", name="quick", description="Quick.", timeout=0.001)
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", refuse)
+        assert "can't start new thread" in (await quick.run({})).text
+    await anyio.sleep(0.01)  # past the deadline
+    assert (own.places.borrowed_tokens, own.hung.total()) == (0, 0)
+
+
 @pytest.mark.parametrize("native", [False, True])
 async def test_a_cancelled_call_keeps_its_place_until_its_thread_ends(gate: Gate, native: bool) -> None:
     own = ToolThreads.current()

@@ -22,6 +22,7 @@ from agentrl.rowfiles import open_rows
 _TEXT_FIELDS = ("text", "contents", "content", "passage")
 _ROWS, _OFFSETS = "passages.jsonl", "passages.offsets.npy"
 _VERSION = 1
+MAX_QUERY_CHARS = 20_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from agentrl.serving.http import Json
 from agentrl.serving.server import read_json
 from agentrl.tools.search.dense import DenseIndex
 from agentrl.tools.search.index import BM25Index
-from agentrl.tools.search.passages import Hit
+from agentrl.tools.search.passages import MAX_QUERY_CHARS, Hit
 
-MAX_QUERIES, MAX_TOPK, MAX_QUERY_CHARS = 4_096, 1_000, 20_000
+MAX_QUERIES, MAX_TOPK = 4_096, 1_000
 
 
 def application(index: BM25Index | DenseIndex, *, topk: int = 3, concurrency: int = 4) -> Starlette:

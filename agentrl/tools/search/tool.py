@@ -7,7 +7,7 @@ from typing import Any, Protocol, Unpack
 from agentrl.tools.arguments import OutcomeKind, ToolError
 from agentrl.tools.base import CallOptions, Tool, ToolSource
 from agentrl.tools.search.client import RetrievalClient, RetrievalError
-from agentrl.tools.search.passages import Hit
+from agentrl.tools.search.passages import MAX_QUERY_CHARS, Hit
 
 
 class Searcher(Protocol):
@@ -32,19 +32,24 @@ def search_tool(
     def asked(query: str) -> Any:
         if not query.strip():
             raise ToolError("the query is empty; say what to look for")
+        if len(query) > MAX_QUERY_CHARS:  # a server would refuse the queries of others, too
+            raise ToolError(f"the query has {len(query)} characters; give at most {MAX_QUERY_CHARS}")
         return searcher.search([query], k)
 
     def shown(found: list[list[Hit]]) -> str:
         return format_hits(found[0], max_passage_chars) or "No results."
 
-    def blocking(query: str) -> str:
-        return shown(asked(query))
-
-    async def waiting(query: str) -> str:
+    async def later(found: Awaitable[list[list[Hit]]]) -> str:
         try:
-            return shown(await asked(query))
+            return shown(await found)
         except RetrievalError as error:  # `on_failure` decides, not the error
             raise ToolError(str(error), kind=OutcomeKind.RAISED) from error
+
+    def blocking(query: str) -> Any:
+        return later(found) if inspect.isawaitable(found := asked(query)) else shown(found)
+
+    async def waiting(query: str) -> str:
+        return await later(asked(query))
 
     function = waiting if inspect.iscoroutinefunction(searcher.search) else blocking
     return Tool(function, name=name, description=description, **options)
