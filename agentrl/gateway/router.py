@@ -219,7 +219,9 @@ def _plain(body: Body) -> bool:
         one = isinstance(text, str)
     else:
         one = text is None and isinstance(ids, list) and bool(ids) and type(ids[0]) is int
-    return one and isinstance(sampling, dict) and _given(sampling) <= _KNOWN | {"n"} and sampling.get("n") in (None, 1)
+    if not (one and isinstance(sampling, dict) and _given(sampling) <= _KNOWN | {"n"}):
+        return False
+    return sampling.get("n") in (None, 1) and sampling.get("max_new_tokens", 1) is not None  # null: all of the context
 
 
 def _rid(body: Body) -> str | None:
@@ -255,7 +257,8 @@ async def _answer(ask: Callable[..., Awaitable[Generation]], note: Callable[...,
     """Return the body of an answer to `/generate`; `note` stores the answer."""
     got = await ask(sink=sink)
     note(got=got)
-    return got.raw[0] if len(got.raw) == 1 else orjson.dumps(_joined(got))
+    whole = len(got.raw) == 1 and (got.finish_reason.type == "abort" or b'"abort"' not in got.raw[0])
+    return got.raw[0] if whole else orjson.dumps(_joined(got))
 
 
 async def _events(answer: Callable[..., Awaitable[bytes]], sink: Callable[[Reply], None]) -> Reply:

@@ -199,7 +199,10 @@ class Gateway:
         origin = Sample(group_index=body.get("group_index"), index=index, rollout_id=index, metadata=metadata)
         sampling = read_sampling(body.get("sampling", {}), self.chat.vocab_size)
         session = self.open(origin, sampling, read_limits(body.get("limits", {})))
-        return {"id": session.token, "base_url": self.url(session)}, 201
+        url, name = self.url(session), request.url.hostname or ""
+        for anywhere in ("//0.0.0.0:", "//[::]:"):  # agents reach this machine under the name that the owner uses
+            url = url.replace(anywhere, f"//[{name}]:" if ":" in name else f"//{name}:", 1)
+        return {"id": session.token, "base_url": url}, 201
 
     async def _list(self, _: Request) -> tuple[Any, int]:
         return {"sessions": [{"requests": s.counts["requests"], "open": True} for s in self._sessions.values()]}, 200

@@ -311,9 +311,11 @@ class Session:
     async def _generate(self, node: TurnNode, request: AgentRequest, sink: Sink) -> Generation:
         base, room = self.sampling, self.context_length - node.length - 1
         own = (base.stop,) if isinstance(base.stop, str) else base.stop or ()
+        most = min(room, base.max_new_tokens or room, request.max_tokens or room)
         params = replace(
             base,
-            max_new_tokens=min(room, base.max_new_tokens or room, request.max_tokens or room),
+            max_new_tokens=most,
+            min_new_tokens=None if base.min_new_tokens is None else min(base.min_new_tokens, most),
             stop=(*own, *request.stop) or None,
             sampling_seed=None if base.sampling_seed is None else (base.sampling_seed + node.number) % 2**31,
             routed_experts_start_len=None if base.routed_experts_start_len is None else node.rows,

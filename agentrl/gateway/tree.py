@@ -15,8 +15,9 @@ import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
@@ -308,8 +309,10 @@ class SessionTree:
 
     def overflowed(self, node: TurnNode) -> None:
         """Note that a pending node's prompt does not fit. If no later turn is sampled, the parent's Sample ends with `context`."""
-        if node.parent is not None:
-            self._full[node.family_root] = node.parent
+        family = node.family_root
+        before = (other for other in reversed(self.nodes.values()) if other.live and other.family_root is family)
+        if (last := node.parent or next(before, None)) is not None:
+            self._full[family] = last
 
     def discard(self, node: TurnNode) -> None:
         """Remove a pending node whose request failed or was cancelled."""
@@ -455,9 +458,20 @@ def _hash(before: Key, part: bytes, result: int = 0) -> Key:
 
 def _digest(message: Message) -> Key:
     """Return a hash of the parts of a message that are compared."""
-    calls = [[c["function"]["name"], _canonical(c["function"]["arguments"])] for c in message.get("tool_calls", ())]
+    calls = [
+        [c["function"]["name"], _canonical(_unwrapped(c["function"]["arguments"]))]
+        for c in message.get("tool_calls", ())
+    ]
     content = message["content"].strip() if message["role"] == "assistant" else message["content"]
     return _hash(b"", orjson.dumps([message["role"], content, calls], option=orjson.OPT_SORT_KEYS))
+
+
+def _unwrapped(arguments: Any) -> Any:
+    """Return the object in a custom tool's text: in this form an agent repeats a call with other arguments than a text."""
+    if isinstance(arguments, dict) and arguments.keys() == {"input"} and isinstance(text := arguments["input"], str):
+        with suppress(ValueError):
+            return inner if isinstance(inner := orjson.loads(text), dict) else arguments
+    return arguments
 
 
 def _canonical(value: Any) -> Any:
@@ -495,12 +509,12 @@ def _with_own_ids(new: Sequence[Message], told: Message, node: TurnNode) -> list
 def _renumbered(messages: Sequence[Message]) -> list[Message]:
     """Return a history with call ids of nine letters and digits, and with the function's name in each result: some
     templates require both."""
-    results = dict[Any, Message]()
+    results, numbers = dict[Any, Message](), count(1)
     found = []
     for message in messages:
         if calls := message.get("tool_calls"):
             for call in calls:
-                results[call["id"]] = {"tool_call_id": f"call{len(results) + 1:05d}", "name": call["function"]["name"]}
+                results[call["id"]] = {"tool_call_id": f"call{next(numbers):05d}", "name": call["function"]["name"]}
             message = {**message, "tool_calls": [{**call, "id": results[call["id"]]["tool_call_id"]} for call in calls]}
         found.append({**message, **results.get(message.get("tool_call_id"), {})})
     return found

@@ -23,12 +23,13 @@ async def play_agent(
     EngineFailure: the engines failed and the agent gave up, or the gateway was closed."""
     if (gateway := context.gateway) is None:
         raise EnvFailure("agents need the gateway of a run", kind="env_no_gateway")
-    origin = replace(sample, rollout_id=sample.index, metadata=dict(sample.metadata))
+    origin = replace(sample, rollout_id=sample.index, metadata={})
     session = gateway.open(origin, context.turn_params(params, sample, 0, context.context_length))
     session.engine, session.context_length = context.client, context.context_length  # an evaluation has its own
-    rewards: Any = {}  # if the agent fails, no root gets a reward
+    reward: Any = None
+    rewards: dict[int, float] | None = {}  # if the agent fails, no root gets a reward
     try:
-        rewards = await act(gateway.url(session), sample)
+        reward, rewards = await act(gateway.url(session), sample), None
         if session.failure is not None:
             raise session.failure
     except Exception as error:
@@ -43,7 +44,7 @@ async def play_agent(
         for tally in context.tallies:
             tally.sampled(session.counts["sampled"])
         for member in samples:
-            member.metadata = {**sample.metadata, **member.metadata}
+            member.reward, member.metadata = reward, {**sample.metadata, **member.metadata}
         sample.metadata["gateway"] = {}
         for first in (sample, *samples[:1]):  # after a failure, only `sample` remains
             first.metadata["counters"] = {**first.metadata.get("counters", {}), **_figures(session)}

@@ -104,7 +104,9 @@ def of_function(function: Callable[..., Any], name: str, descriptions: Mapping[s
             injected.append(parameter.name)
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
-        said = {"description": text} if (text := descriptions.get(parameter.name)) else {}  # else the hint's own stays
+        said: dict[str, Any] = (
+            {"description": text} if (text := descriptions.get(parameter.name)) else {}
+        )  # else the hint's own stays
         described = Field(default, alias=parameter.name, **said)
         # Neutral field names with aliases: a parameter may be called `json`, `_x` or `model_config`.
         fields[f"field_{position}"] = (hint, described)

@@ -678,6 +678,32 @@ async def test_an_answer_without_text_leaves_the_ids_of_its_prompt_alone(tiny_mo
     assert again.all_ids() == prompt.all_ids()
 
 
+async def test_an_answer_whose_last_token_an_update_hit_is_whole() -> None:
+    async def hit(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        await server.aborted.wait()
+        finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        return web.json_response(answer([10, 11], finish_reason=finish, prompt_tokens=1, weight_version=server.version))
+
+    got: list[Any] = []
+    async with serving(hit) as server, over(server) as (client, pool):
+
+        async def call() -> None:
+            got.append(await ask(client, input_ids=[1], sampling_params={"max_new_tokens": 2}))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await until(partial(sent, server, 1))
+            await pool.pause()
+            await pool.resume()
+    assert (got[0]["output_ids"], got[0]["meta_info"]["finish_reason"]["type"]) == ([10, 11], "length")
+
+
+async def test_a_limit_of_null_means_all_of_the_context() -> None:
+    async with serving(ok([5])) as server, over(server) as (client, _):
+        await ask(client, input_ids=[1], sampling_params={"max_new_tokens": None, "temperature": 0})
+        assert server.generates[0]["sampling_params"] == {"max_new_tokens": None, "temperature": 0}
+
+
 async def test_sampling_parameters_that_are_null_are_not_given() -> None:
     async with serving(ok([5])) as server, over(server) as (client, _):
         sampling = {"temperature": None, "mystery": None, "n": None, "return_sampling_mask": None}

@@ -31,6 +31,7 @@ from tests.support.assets import chat_templates
 from tests.support.chats import STOPS, interrupted, make_chat
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+OTHER = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
 BEGUN: list[Json] = [{"role": "user", "content": "x"}]
 
 
@@ -431,3 +432,71 @@ async def test_the_text_of_an_interrupted_answer_is_that_of_its_ids() -> None:
         await ask(served, base, BEGUN)
         (node,) = (await served.tree(base))["nodes"]
     assert node["text"] == "Fine \U0001fae8<|im_end|>"
+
+
+@pytest.mark.parametrize("arguments", [{"input": "a"}, {"patch": "a"}, {"input": "a", "why": "b"}, {"input": {"a": 1}}])
+async def test_a_call_of_a_custom_tool_that_comes_back_is_the_same_history(arguments: Json) -> None:
+    engine = engine_of(hermes(calls=[("apply_patch", arguments)]), "Done.")
+    tool = {"type": "custom", "name": "apply_patch", "description": "Patch."}
+    body: Json = {"model": "m", "tools": [tool], "input": [{"role": "user", "content": "x"}]}
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        (call,) = (await served.agents.post(f"{base}/responses", json=body)).json()["output"]
+        result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "r"}
+        body["input"] = [*body["input"], call, result]
+        assert (await served.agents.post(f"{base}/responses", json=body)).status_code == 200
+        assert [node["reason"] for node in (await served.tree(base))["nodes"]] == ["first", "extend"]
+
+
+async def test_calls_of_a_history_have_their_own_ids_though_the_agent_repeats_its_ids() -> None:
+    shows = "{% for m in messages %}{{ m.tool_call_id }}{% for c in m.tool_calls %}{{ c.id }}{% endfor %}{% endfor %}"
+    chat = Chat(
+        make_chat("qwen3").tokenizer, chat_template=chat_templates()["qwen3"] + shows, stop_tokens=STOPS["qwen"]
+    )
+    engine = LoggingEngine(chat, lambda *_: "yes", damage=False)
+    calls = [{**CALL, "id": name} for name in "ab"]
+    results = [{"role": "tool", "tool_call_id": name, "content": "r"} for name in "ab"]
+    turn: list[Json] = [{"role": "assistant", "content": "", "tool_calls": calls}, *results]
+    async with serving(chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        assert (await ask(served, base, [*BEGUN, *turn, *turn], tools=[LOOK])).status_code == 200
+    shown = chat.decode(engine.log[0].prompt)
+    assert [shown.count(f"call0000{number}") for number in range(1, 6)] == [2, 2, 2, 2, 0]
+
+
+@pytest.mark.parametrize("tools", [[LOOK], [LOOK, OTHER]])
+async def test_a_request_that_does_not_fit_ends_the_conversation_with_context_also_as_a_new_root(
+    tools: list[Json],
+) -> None:
+    engine = engine_of("yes")
+    async with serving(engine.chat, engine, context_length=1000) as served:
+        base = await served.open(index=0, group_index=0)
+        said = (await ask(served, base, BEGUN, tools=[LOOK])).json()["choices"][0]["message"]
+        long = [*BEGUN, said, {"role": "user", "content": "word " * 2000}]
+        assert (await ask(served, base, long, tools=tools)).status_code == 400
+        (sample,) = (await served.close(base, reward=1.0)).samples
+        assert sample.stop_reason == "context"
+
+
+async def test_the_least_number_of_tokens_gives_way_to_the_agents_limit() -> None:
+    asked: list[SamplingParams] = []
+
+    class Noting(LoggingEngine):
+        def _ids(self, said: str, rng: random.Random, params: SamplingParams) -> tuple[list[int], FinishReason]:
+            asked.append(params)
+            return super()._ids(said, rng, params)
+
+    engine = Noting(make_chat("qwen3"), lambda *_: "One two three", damage=False)
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0, sampling={"min_new_tokens": 8})
+        assert (await ask(served, base, BEGUN, max_tokens=2)).status_code == 200
+        await ask(served, base, BEGUN)
+    assert [(params.min_new_tokens, (params.max_new_tokens or 0) > 8) for params in asked] == [(2, False), (8, True)]
+
+
+async def test_a_gateway_at_all_addresses_names_the_one_that_the_owner_used() -> None:
+    engine = engine_of("yes")
+    async with serving(engine.chat, engine) as served:
+        served.gateway.base = "http://0.0.0.0:8080"
+        answer = await served.owner.post("/sessions", json={}, headers={"host": "10.1.2.3:8081"})
+        assert answer.json()["base_url"].startswith("http://10.1.2.3:8080/s/")

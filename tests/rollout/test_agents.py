@@ -23,7 +23,7 @@ from agentrl.rollout.functions import GenerateFunction
 from agentrl.run.metrics import rollout_metrics
 from agentrl.sample import Sample, Status
 from agentrl.sandbox.command import split_command
-from tests.rollout.scripted import END, OneBatch, ScriptedEngine, build
+from tests.rollout.scripted import END, OneBatch, ScriptedEngine, Store, build
 from tests.sandbox.watch import named, processes_called, until
 from tests.support.evaluating import evaluate
 
@@ -84,6 +84,25 @@ async def test_an_agent_function_plays_and_returns_the_reward(chat: Chat) -> Non
         assert (sample.rollout_id, sample.stop_reason, sample.status) == (sample.index, "done", Status.COMPLETED)
         assert sample.metadata["gateway"]["reasons"] == ["first", "extend"]
         assert sample.metadata["messages"][-1]["content"] == "second"
+
+
+async def test_a_dict_is_a_reward_and_what_the_agent_writes_into_metadata_stays(chat: Chat) -> None:
+    async def agent(base_url: str, sample: Sample) -> dict[str, float]:
+        await two_turns(base_url, sample)
+        sample.metadata |= {"state": "solved", "new": 1}
+        return {"acc": 1.0, "form": 0.5}
+
+    class Rows(Store):
+        def lease(self, n: int, version: int) -> list[list[Sample]]:
+            groups = super().lease(n, version)
+            for sample in (sample for group in groups for sample in group):
+                sample.metadata["state"] = "open"
+            return groups
+
+    batch, _ = build(chat, REPLIES, environment=None, generate=agent, store=Rows(), **SETTINGS, reward_key="acc")
+    for sample in await played(batch):
+        assert sample.reward == {"acc": 1.0, "form": 0.5}
+        assert (sample.metadata["state"], sample.metadata["new"]) == ("solved", 1)
 
 
 async def test_side_tasks_are_dropped_and_sub_agents_share_the_graded_reward(chat: Chat) -> None:
