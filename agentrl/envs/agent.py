@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from agentrl import parent_watchdog
 from agentrl.envs.base import Environment
-from agentrl.errors import AgentFailure
+from agentrl.errors import AgentFailure, SettingsError
 from agentrl.sample import Sample, content_text
 from agentrl.sandbox.bubblewrap_machine import BubblewrapMachine
 from agentrl.sandbox.command import CommandResult, bubblewrapped, run_command, split_command
@@ -117,6 +117,9 @@ def _package(program: Path) -> Path:
 
 
 def command_environment(command: str, sandbox: str, readable: tuple[str, ...]) -> type[CommandEnvironment]:
-    """Return the environment class that runs the command of `--agent`."""
-    body: dict[str, Any] = {"command": command, "sandbox": sandbox, "readable": readable, "__module__": __name__}
+    """Return the environment class that runs the command of `--agent`. Raises SettingsError: a path is missing."""
+    paths = tuple(map(os.path.expanduser, readable))
+    if missing := next((path for path in paths if not os.path.exists(path)), None):
+        raise SettingsError(f"--agent-readable {missing}: there is no such file or folder on this machine")
+    body: dict[str, Any] = {"command": command, "sandbox": sandbox, "readable": paths, "__module__": __name__}
     return type("Agent", (CommandEnvironment,), body)

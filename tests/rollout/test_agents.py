@@ -309,6 +309,14 @@ async def test_a_sandboxed_command_reaches_the_gateway_by_the_bridge(
     assert [sample.reward for sample in await played(batch)] == [1.0, 1.0]
 
 
+def test_a_path_that_the_sandbox_is_to_read_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "agent").mkdir()
+    assert command_environment("true", "bubblewrap", ("~/agent",)).readable == (f"{tmp_path}/agent",)
+    with pytest.raises(SettingsError, match=f"--agent-readable {tmp_path}/agnet: there is no such file or folder"):
+        command_environment("true", "bubblewrap", ("~/agent", "~/agnet"))
+
+
 async def test_a_command_that_is_not_installed_is_named(chat: Chat) -> None:
     kind = command_environment("no-such-program {prompt}", "none", ())
     batch, _ = build(chat, REPLIES, environment=kind, failure_policy={"agent": "raise"}, **SETTINGS)
