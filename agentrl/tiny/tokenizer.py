@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.errors import SettingsError
@@ -17,39 +18,7 @@ MARKUP_TOKENS = tuple(
 )
 """Tags that are one token each, but not special: they stay visible in decoded text."""
 
-CHAT_TEMPLATE = """\
-{%- if tools %}
-    {{- '<|im_start|>system\\n' }}
-    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n' }}{%- endif %}
-    {{- '<tools>\\n' }}
-    {%- for tool in tools %}{{- tool | tojson }}{{- '\\n' }}{%- endfor %}
-    {{- '</tools><|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == 'system' and loop.first %}
-    {%- elif message.role == 'assistant' %}
-        {{- '<|im_start|>assistant\\n' }}
-        {%- if message.content %}{{- message.content }}{%- endif %}
-        {%- for call in message.tool_calls or [] %}
-            {%- set call = call.function or call %}
-            {%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
-            {{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
-            {%- if call.arguments is string %}{{- call.arguments }}{%- else %}{{- call.arguments | tojson }}{%- endif %}
-            {{- '}\\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == 'tool' %}
-        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
-    {%- else %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
+CHAT_TEMPLATE = (Path(__file__).parent / "models" / "tools" / "chat_template.jinja").read_text(encoding="utf-8")
 
 # A digit, an operator or a bracket is always a token of its own: `*7` never merges, so numbers can be copied by token.
 _SPLIT = r""" ?\p{L}+|\p{N}|[-+*/=()]| ?[^\s\p{L}\p{N}+*/=()-]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
