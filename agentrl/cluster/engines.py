@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from agentrl.errors import AgentRLError
 from agentrl.run import deltas
 from agentrl.run.engines import EngineNode, serve_one
 from agentrl.run.training import free_port
+from agentrl.tasks import together
 
 _STOP_TIMEOUT = 15.0
 _log = logging.getLogger(__name__)
@@ -74,9 +76,7 @@ async def fetch(actors: Sequence[Any], version: Path, into: Path, name: str, bas
             failures.append(error)
             _log.warning("a machine with an engine has no copy of the weights in %s: %s", into, error)
 
-    async with anyio.create_task_group() as tasks:
-        for actor in actors:
-            tasks.start_soon(one, actor)
+    await together(*(partial(one, actor) for actor in actors))
     if failures and len(failures) == len(actors):
         raise failures[0]
 

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Any
 
-import anyio
 import ray
 from anyio import to_thread
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
@@ -18,15 +17,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from agentrl.cluster.capacity import bundles, engines, fitting, more_engines, over_machines
 from agentrl.cluster.engines import EngineActor, fetch, start_engine, stop_engines
 from agentrl.cluster.rollouts import RayRollouts, rollout_actor
-from agentrl.cluster.runtime import library_output, ray_runtime, together, value, values, worker_environment
+from agentrl.cluster.runtime import library_output, ray_runtime, value, values, worker_environment
 from agentrl.cluster.trainers import RayTrainer, TrainActor, local_ranks, rank_order
 from agentrl.config import RunSettings
-from agentrl.errors import SettingsError, ungrouped
+from agentrl.errors import SettingsError
 from agentrl.run.demonstrations import without_engines
 from agentrl.run.protocols import Components, Found, Progress, WeightTransfer, counted, within
 from agentrl.run.training import Learners, RankInfo
 from agentrl.run.weights import BroadcastWeights, DiskWeights, SharedWeights, eval_weights
 from agentrl.runfolder import RunFolder
+from agentrl.tasks import together
 
 
 @asynccontextmanager
@@ -98,7 +98,7 @@ class _Starting:
             with within(timeout, "starting the inference engines"):
                 gpus = [await self._gpus(trainer, i) for i in range(total)]
                 starting = [partial(start_engine, machines[i], i, self.folder.logs, gpus[i]) for i in range(total)]
-                found = await together(starting)
+                found = await together(*starting)
             started = [url for url, _ in found]
             urls[:], pids[:] = started[: self.engines], [pid for _, each in found for pid in each]
             left = iter(started[self.engines :])
@@ -106,13 +106,9 @@ class _Starting:
                 groups[name] = ",".join(islice(left, number))
             self.progress.ready(f"{names[0]} ready", began)
 
-        with ungrouped():
-            async with anyio.create_task_group() as tasks:
-                if worker is not None:
-                    tasks.start_soon(check, worker)
-                tasks.start_soon(start_trainer)
-                if actors and not s.cluster.colocate:
-                    tasks.start_soon(start_engines)
+        checks = [] if worker is None else [partial(check, worker)]
+        apart = [start_engines] if actors and not s.cluster.colocate else []
+        await together(*checks, start_trainer, *apart)
         if self.resume is not None:
             since = time.monotonic()
             self.progress.begin(f"loading the checkpoint of rollout {self.resume.step + 1}")

@@ -5,12 +5,11 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import anyio
 import ray
 from ray import ObjectRef
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -18,11 +17,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agentrl.config import RunSettings
 from agentrl.config.placement import ClusterSettings
-from agentrl.errors import AgentRLError, SettingsError, disk_trouble, ungrouped
+from agentrl.errors import AgentRLError, SettingsError, disk_trouble
 from agentrl.run.engines import on_loopback
 from agentrl.run.protocols import ComponentLost
 from agentrl.run.signals import EXIT_CODE, handle_sigterm, interrupted_at_once
 from agentrl.settings import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE
+from agentrl.tasks import alongside, together
 
 T = TypeVar("T")
 
@@ -164,28 +164,10 @@ async def value(reference: "ObjectRef[T]") -> T:
 
 async def values(references: "Sequence[ObjectRef[Any]]") -> list[Any]:
     """Return the values of several references, in order. The first failure ends the wait, even if other calls hang."""
-    return await together([partial(value, reference) for reference in references])
-
-
-async def together(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Return what several calls return, in order. The first failure cancels the others."""
-    found: dict[int, T] = {}
-
-    async def one(at: int) -> None:
-        found[at] = await calls[at]()
-
-    with ungrouped():
-        async with anyio.create_task_group() as tasks:
-            for at in range(len(calls)):
-                tasks.start_soon(one, at)
-    return [found[at] for at in range(len(calls))]
+    return await together(*(partial(value, reference) for reference in references))
 
 
 async def unless(serving: "ObjectRef[Any]", reference: "ObjectRef[T]") -> T:
     """Return the value of `reference`; raise the error of `serving` if that fails first."""
-    with ungrouped():
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(value, serving)
-            found: T = await value(reference)
-            tasks.cancel_scope.cancel()
-    return found
+    async with alongside(partial(value, serving)):
+        return await value(reference)

@@ -21,7 +21,8 @@ from agentrl.engine.hosted import HostedModel
 from agentrl.engine.process import EngineProcess, healthy, supervise
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport, beside, normalise_url
-from agentrl.errors import EngineFailure, EngineUnreachable, SettingsError, install, ungrouped
+from agentrl.errors import EngineFailure, EngineUnreachable, SettingsError, install
+from agentrl.tasks import together
 
 
 @asynccontextmanager
@@ -68,9 +69,7 @@ async def launch(
             yield engines
     finally:
         with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as group:
-                for engine in engines:
-                    group.start_soon(engine.stop)
+            await together(*(engine.stop for engine in engines))
 
 
 async def check_launch(
@@ -151,7 +150,5 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 async def _all_healthy(engines: Sequence[EngineProcess], settings: EngineSettings) -> None:
-    with ungrouped():
-        async with HttpTransport(settings) as transport, anyio.create_task_group() as group:
-            for engine in engines:
-                group.start_soon(healthy, engine, transport, settings.engine_start_timeout)
+    async with HttpTransport(settings) as transport:
+        await together(*(partial(healthy, engine, transport, settings.engine_start_timeout) for engine in engines))

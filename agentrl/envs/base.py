@@ -4,14 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, Self
 
-import anyio
-
 from agentrl.chat.messages import ToolCall
-from agentrl.errors import EnvFailure, SettingsError, ungrouped
+from agentrl.errors import EnvFailure, SettingsError
 from agentrl.sample import Message, Sample, Status
+from agentrl.tasks import together
 from agentrl.tools import Tool, Toolbox, ToolOutcome, ToolSource, as_tool
 
 
@@ -166,19 +165,9 @@ class Environment:
         calls, and after them a `user` message for calls that could not be read. `info` counts `tool_calls`, `tool_<kind>`
         by outcome, `tool_broken`, and sums `tool_seconds`. Raises ToolFailure: a tool failed, and its `on_failure` is
         "fail"."""
-        outcomes: dict[int, ToolOutcome] = {}
-
-        async def run(position: int, call: ToolCall) -> None:
-            outcomes[position] = await self.toolbox.run(call.name, call.arguments, state=self)
-
-        if len(turn.tool_calls) == 1:  # the usual turn: a task of its own would cost as much as the call
-            await run(0, turn.tool_calls[0])
-        else:
-            with ungrouped():
-                async with anyio.create_task_group() as group:
-                    for position, call in enumerate(turn.tool_calls):
-                        group.start_soon(run, position, call)
-        done = [outcomes[position] for position in range(len(turn.tool_calls))]
+        calls = [partial(self.toolbox.run, call.name, call.arguments, state=self) for call in turn.tool_calls]
+        # The usual turn has one call: a task of its own would cost as much as the call.
+        done = [await calls[0]()] if len(calls) == 1 else await together(*calls)
         messages: list[Message] = [
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": outcome.content}
             for call, outcome in zip(turn.tool_calls, done, strict=True)

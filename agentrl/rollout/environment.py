@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 import anyio
 
 from agentrl.envs import Environment, EnvSpec, Step, Turn
-from agentrl.errors import AgentRLError, EnvFailure, ungrouped
+from agentrl.errors import AgentRLError, EnvFailure
 from agentrl.plugins import must_propagate
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.failures import bad_result, between, describe, guarded
 from agentrl.sample import Message, Sample
+from agentrl.tasks import alongside
 
 T = TypeVar("T")
 CLOSE_TIMEOUT = 10.0  # seconds that an environment's `close` may take once its trajectory is over or cancelled
@@ -85,12 +86,8 @@ class LiveEnvironment:
         was such a pause, and `when_interrupted` asks for a restart."""
         if self._kind.when_interrupted == "keep":
             return await call
-        with ungrouped():
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._put_away)
-                answer = await call
-                tasks.cancel_scope.cancel()
-        return answer
+        async with alongside(self._put_away):
+            return await call
 
     async def _put_away(self) -> None:
         await self._context.client.pause_gate.wait_between_rollouts()

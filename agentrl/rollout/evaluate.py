@@ -3,15 +3,14 @@
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
-import anyio
-
-from agentrl.errors import ungrouped
 from agentrl.groups import Group
 from agentrl.rollout.failures import DropGroup
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.startup_check import StartupCheck
 from agentrl.rollout.stats import SUMMARY, RolloutStats, Tally, by_environment, describe, means, pass_rates
+from agentrl.tasks import together
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +40,16 @@ async def evaluate(
     the same reason: no prompt fits, or no trajectory could be graded. `play`: plays a group; see `Player.evaluate`.
     `prompts`: groups of pending samples, `n_samples_per_eval_prompt` each."""
     stats = RolloutStats()
-    graded: list[Group] = [[] for _ in prompts]
 
-    async def one(at: int, group: Group) -> None:
+    async def one(group: Group) -> Group:
         nonlocal stats
-        tally = Tally()
+        tally, graded = Tally(), Group()
         with suppress(DropGroup), of.startup_check.playing(tally):
-            graded[at] = await play(group, tally)
+            graded = await play(group, tally)
         stats += tally.stats
+        return graded
 
-    with ungrouped():
-        async with anyio.create_task_group() as tasks:
-            for at, group in enumerate(prompts):
-                tasks.start_soon(one, at, group)
+    graded = await together(*(partial(one, group) for group in prompts))
     of.startup_check.judge()
     return EvalResult(of.name, _metrics(of, graded, stats), graded)
 

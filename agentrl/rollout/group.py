@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import NoReturn, TypeVar
 
 import anyio
@@ -15,7 +16,7 @@ import anyio
 from agentrl.engine.hosted import KIND as HOSTED_KIND
 from agentrl.engine.hosted import NO_TOKENS
 from agentrl.engine.wire import SamplingParams
-from agentrl.errors import EnvFailure, Failure, GraderFailure, TrajectoryPlace, TrajectoryTimeout, ungrouped
+from agentrl.errors import EnvFailure, Failure, GraderFailure, TrajectoryPlace, TrajectoryTimeout
 from agentrl.groups import Group
 from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
@@ -30,6 +31,7 @@ from agentrl.rollout.settings import FailureAction, RolloutSettings
 from agentrl.rollout.startup_check import StartupCheck
 from agentrl.rollout.stats import RolloutStats, Tally, describe
 from agentrl.sample import RECORDED, Sample, Status
+from agentrl.tasks import together
 
 T = TypeVar("T")
 GIVEN = {"group_index", "index", "prompt", "label", "images", "multimodal_inputs", "train_metadata"}
@@ -82,20 +84,10 @@ class _Play:
 
     async def group(self, samples: Group) -> Group:
         generate, grader = self.player.generate, self.player.grader
-        finished: list[Group] = [[] for _ in samples]
-        whole = generate is not None and not generate.per_sample
-        if whole:
+        if whole := generate is not None and not generate.per_sample:
             finished = await self._whole_group(samples)
         else:
-
-            async def one(at: int, sample: Sample) -> None:
-                finished[at] = await self._trajectory(sample)
-                self.tally.end()
-
-            with ungrouped():
-                async with anyio.create_task_group() as tasks:
-                    for at, sample in enumerate(samples):
-                        tasks.start_soon(one, at, sample)
+            finished = await together(*(partial(self._trajectory, sample) for sample in samples))
         flat = [member for members in finished for member in members]
         if whole or grader.by_group:
             pairs = zip(samples, finished, strict=True)
@@ -122,9 +114,11 @@ class _Play:
                 return await self._deadline(self._play(parts, context), place, "the trajectory")
 
         try:
-            return await self._retrying(play)
+            played = await self._retrying(play)
         except Failure as failure:
-            return self._apply_failure_policy(parts, failure)
+            played = self._apply_failure_policy(parts, failure)
+        self.tally.end()
+        return played
 
     async def _retrying(self, play: Callable[[int, RolloutContext], Awaitable[T]]) -> T:
         """Call `play` with the number of the attempt. Count failures; repeat the call if the policy retries."""

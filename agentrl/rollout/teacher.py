@@ -8,18 +8,18 @@
 4. A teacher's failure is an engine failure. It ends the run if the policy is to raise; otherwise it drops the group."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import anyio
-
 from agentrl.engine.images import ImageInputs
-from agentrl.errors import EngineFailure, Failure, SampleError, SettingsError, ungrouped
+from agentrl.errors import EngineFailure, Failure, SampleError, SettingsError
 from agentrl.groups import Group
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.failures import DropGroup
 from agentrl.rollout.settings import FailureAction
 from agentrl.rollout.stats import RolloutStats, Tally
 from agentrl.sample import Sample
+from agentrl.tasks import together
 
 if TYPE_CHECKING:
     from agentrl.engine.pool import EnginePool
@@ -43,11 +43,8 @@ async def teach(group: Group, context: RolloutContext, tally: Tally) -> None:
         sample.teacher_log_probs = await teacher.log_probs(ids, count, session_id=session, images=images)
 
     try:
-        with ungrouped():
-            async with anyio.create_task_group() as tasks:
-                for sample in group:
-                    if sample.teacher_log_probs is None and sample.trained_tokens:
-                        tasks.start_soon(ask, sample)
+        wanted = [sample for sample in group if sample.teacher_log_probs is None and sample.trained_tokens]
+        await together(*(partial(ask, sample) for sample in wanted))
     except Failure as failure:
         failure.args = (f"the teacher: {failure}",)
         tally.stats += RolloutStats.of(failure)

@@ -3,7 +3,8 @@
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -23,6 +24,7 @@ from agentrl.run.resuming import changed
 from agentrl.run.schedule import Cadence, Do, actions
 from agentrl.run.signals import stopped_by_sigterm
 from agentrl.runfolder import METRICS, RunFolder
+from agentrl.tasks import alongside
 from agentrl.train.checkpoints import foreign, latest
 
 
@@ -235,12 +237,8 @@ class Driver:
                             await self._parts.rollouts.updated(self._version)
                         await self._sharing.before(do)
 
-        with ungrouped():
-            async with anyio.create_task_group() as tasks:
-                if weights is not None:
-                    tasks.start_soon(watch, weights)
-                yield
-                tasks.cancel_scope.cancel()
+        async with nullcontext() if weights is None else alongside(partial(watch, weights)):
+            yield
 
     async def _save(self, step: int) -> None:
         if self._evaluating is not None:  # a resume from this checkpoint does not repeat the evaluation

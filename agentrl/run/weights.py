@@ -3,26 +3,24 @@
 import hashlib
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import anyio
 from anyio import to_thread
 
 from agentrl.config import RunSettings
 from agentrl.config.placement import ClusterSettings
 from agentrl.engine.weights import BroadcastUpdate, Bucket, DiskUpdate, SharedUpdate, WeightGroup, buckets
-from agentrl.errors import AgentRLError, EngineFailure, TrainError, ungrouped
+from agentrl.errors import AgentRLError, EngineFailure, TrainError
 from agentrl.files import remove_folder
 from agentrl.modelfolder import ADAPTER
 from agentrl.run.deltas import write_delta
 from agentrl.run.protocols import EVALUATES, Trainer, WeightSink, WeightSource, WeightTransfer, within
 from agentrl.runfolder import RunFolder
+from agentrl.tasks import together
 
-_Side = Callable[[], Coroutine[Any, Any, None]]
 Fetch = Callable[[Path, Path, str, str | None], Awaitable[None]]
 """Runs `deltas.fetch` on every machine with engines. A machine on which it fails gets no new weights."""
 
@@ -125,7 +123,8 @@ class BroadcastWeights(WeightTransfer):
             self._epoch = epoch
             await self._join(epoch)
         receive = partial(self._sink.receive, BroadcastUpdate(self._buckets), str(version))
-        await _both(receive, partial(self._source.broadcast_weights, self._buckets))
+        # A failure on one side cancels the other, which cannot finish alone.
+        await together(receive, partial(self._source.broadcast_weights, self._buckets))
 
     async def _join(self, members: tuple[str, ...]) -> None:
         cluster = self._settings
@@ -138,7 +137,7 @@ class BroadcastWeights(WeightTransfer):
             size, world = max(sum(spec.nbytes for spec in b) for b in found), 1 + len(members) * per_engine
             where = await self._source.address(sender)
             group = WeightGroup(sender, size, *where, world, name, self._backend, per_engine, members)
-            await _both(partial(self._sink.join_weight_group, group), partial(self._source.init_weight_group, group))
+            await together(partial(self._sink.join_weight_group, group), partial(self._source.init_weight_group, group))
             self._groups.append(name)
         # Interleave the senders: while one sends a bucket, the others prepare theirs.
         turns = itertools.zip_longest(*parts)
@@ -152,7 +151,7 @@ class BroadcastWeights(WeightTransfer):
                 await self._sink.leave_weight_group(name)
 
         if names:
-            await _both(leave, self._source.close_weight_group)
+            await together(leave, self._source.close_weight_group)
 
 
 class SharedWeights(WeightTransfer):
@@ -174,20 +173,12 @@ class SharedWeights(WeightTransfer):
 
         await self._sink.epoch()  # waits for engines that are restarting
         try:
-            await _both(partial(self._sink.receive, SharedUpdate(key, len(found)), str(version)), share)
+            await together(partial(self._sink.receive, SharedUpdate(key, len(found)), str(version)), share)
         finally:
             await self._source.share_weights([], first=False, readers=0)
 
     async def lost(self) -> bool:
         return await self._sink.lacks_weights()
-
-
-async def _both(engines: _Side, trainer: _Side) -> None:
-    """Run both sides of a collective. An error on one side cancels the other, which cannot finish alone."""
-    with ungrouped():
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(engines)
-            tasks.start_soon(trainer)
 
 
 _implementations: tuple[type[WeightTransfer], ...] = (DiskWeights, BroadcastWeights, SharedWeights)
