@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from agentrl.errors import CheckpointError
+from agentrl.errors import CheckpointError, raised_as
 from agentrl.modelfolder import ADAPTER, read_json
 
 _WEIGHTS, _PREFIX, _ALL = "adapter_model.safetensors", "base_model.model.", "all-linear"
@@ -114,10 +114,8 @@ def read_adapter(path: Path) -> tuple[LoraShape, dict[str, Tensor]]:
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or other:
         what = ", ".join(other) or f"peft_type {config.get('peft_type')!r}, bias {config.get('bias')!r}"
         raise CheckpointError(f"{path / ADAPTER}: expected plain LoRA without biases, got {what}")
-    try:
+    with raised_as(CheckpointError, str(path / _WEIGHTS), OSError, SafetensorError):
         tensors = load_file(path / _WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path / _WEIGHTS}: {error}") from error
     rank, alpha, targets = (config[key] for key in ("r", "lora_alpha", "target_modules"))
     if not (type(rank) is int and rank > 0 and isinstance(alpha, int | float) and targets):
         raise CheckpointError(f"{path / ADAPTER}: expected numbers r and lora_alpha, and target_modules")

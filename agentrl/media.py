@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from agentrl.errors import MediaError
+from agentrl.errors import MediaError, raised_as
 
 Message = dict[str, Any]
 
@@ -146,10 +146,8 @@ def take_images(
         parts = []
         for place, part in enumerate(content):
             if is_image(part):
-                try:
+                with raised_as(MediaError, f"message {number}, part {place}", MediaError):
                     part = _take(part, known, taken, limits)
-                except MediaError as error:
-                    raise MediaError(f"message {number}, part {place}: {error}") from error
             parts.append(part)
         out.append({**message, "content": parts})
     if len(known) + len(taken) > limits.count:
@@ -219,7 +217,5 @@ def _decoded(body: str, limits: ImageLimits) -> bytes:
     """Return the bytes of a base64 text."""
     if len(body) > limits.file_bytes // 3 * 4 + 8:
         raise MediaError(f"an image has about {len(body) // 4 * 3:,} bytes, at most {limits.file_bytes:,} are allowed")
-    try:
+    with raised_as(MediaError, "an image's base64 text is damaged", binascii.Error, ValueError):
         return base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise MediaError(f"an image's base64 text is damaged: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from agentrl.errors import CheckpointError, MediaError
+from agentrl.errors import CheckpointError, MediaError, raised_as
 from agentrl.media import FORMATS, Image
 from agentrl.modelfolder import ImageTokens
 
@@ -38,10 +38,9 @@ class Vision:
             raise CheckpointError(
                 f"{folder}: expected {_SETTINGS[0]} beside the weights of a model that sees; fetch it too"
             )
-        try:
+        what = f"{file}: transformers cannot read it"
+        with raised_as(CheckpointError, what, OSError, ValueError, TypeError, ImportError):
             processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
-        except (OSError, ValueError, TypeError, ImportError) as error:
-            raise CheckpointError(f"{file}: transformers cannot read it: {error}") from error
         return cls(tokens, processor)
 
     def pixels(self, images: Sequence[Image]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
-from agentrl.errors import TrainError
+from agentrl.errors import TrainError, raised_as
 
 SHARED = "shared_memory"
 MEETING_TIMEOUT = timedelta(seconds=60)
@@ -161,7 +161,7 @@ class WeightSender(_Member):
 
     def send(self, flat: Tensor) -> None:
         """Send a bucket that was written into the result of `buffer`. Raises TrainError: a member was lost."""
-        try:
+        with raised_as(TrainError, "a member of the weight group was lost", RuntimeError):
             if self._shared:
                 dist.barrier(self.group)
             else:
@@ -172,5 +172,3 @@ class WeightSender(_Member):
                         raise TrainError("a member of the weight group takes no weights")
                     time.sleep(0.001)
                 work.wait()
-        except RuntimeError as error:
-            raise TrainError(f"a member of the weight group was lost: {error}") from error

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import anyio
 
-from agentrl.errors import GraderFailure, SettingsError
+from agentrl.errors import GraderFailure, SettingsError, raised_as
 from agentrl.rm_hub.grade import Grade, GraderService, Metadata
 from agentrl.rm_hub.reading.verdict import parse_verdict
 from agentrl.rm_hub.running.http import HttpStatus, JsonService
@@ -144,13 +144,10 @@ class JudgeCache:
 
     async def __aenter__(self) -> Self:
         self._one_at_a_time = anyio.CapacityLimiter(1)
-        try:
+        what = f"--judge-cache-path {self.path} cannot be used as the judge's cache"
+        remedy = "name a file of its own in a folder that you may write to"
+        with raised_as(SettingsError, what, sqlite3.Error, OSError, remedy=remedy):
             self._db = await run_in_daemon_thread(self._open)
-        except (sqlite3.Error, OSError) as error:
-            remedy = "name a file of its own in a folder that you may write to"
-            raise SettingsError(
-                f"--judge-cache-path {self.path} cannot be used as the judge's cache: {error}; {remedy}"
-            ) from error
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -12,7 +12,7 @@ from typing import Literal, Self
 import anyio
 import anyio.to_thread
 
-from agentrl.errors import SandboxBusy, SandboxFailure, SandboxUnavailable, SettingsError
+from agentrl.errors import SandboxBusy, SandboxFailure, SandboxUnavailable, SettingsError, raised_as
 from agentrl.sandbox.inside import frames
 from agentrl.sandbox.launch import SAFE_BACKENDS, Backend, Zygote, start_zygote
 from agentrl.sandbox.limits import RunResult, SandboxLimits
@@ -147,10 +147,9 @@ class Sandbox:
                 return zygote
             self._close_waiting()
             await _close(zygote)
-            try:
+            what = "the sandbox ended and did not start again"
+            with raised_as(SandboxFailure, what, SandboxUnavailable, NeverBegun, OSError):  # the next call tries again
                 self._zygote = await self._start(zygote.backend)
-            except (SandboxUnavailable, NeverBegun, OSError) as error:  # the next call tries again
-                raise SandboxFailure(f"the sandbox ended and did not start again: {error}") from error
             return self._zygote
 
     async def _choose(self) -> None:

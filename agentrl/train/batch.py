@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 from numpy.typing import ArrayLike, NDArray
 
-from agentrl.errors import SampleError, TrainError
+from agentrl.errors import SampleError, TrainError, raised_as
 from agentrl.media import Image
 from agentrl.modelfolder import ImageTokens
 from agentrl.sample import Sample, version_number
@@ -418,10 +418,8 @@ def _routed(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> tu
 def _metadata(samples: Sequence[Sample]) -> NDArray[np.bytes_] | None:
     if all(sample.train_metadata is None for sample in samples):
         return None
-    try:
+    with raised_as(SampleError, "train_metadata must be plain JSON to reach the trainer", TypeError):
         return np.array([orjson.dumps(sample.train_metadata) for sample in samples], np.bytes_)
-    except TypeError as error:
-        raise SampleError(f"train_metadata must be plain JSON to reach the trainer: {error}") from error
 
 
 def _mask(sample: Sample, weights: NDArray[np.float32]) -> NDArray[np.uint8]:

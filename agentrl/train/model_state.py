@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from agentrl.algorithms.ops.corrections import check_agreement
-from agentrl.errors import CheckpointError, TrainError
+from agentrl.errors import CheckpointError, TrainError, raised_as
 from agentrl.runfolder import CRITIC
 from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import Identity, read_manifest, writing
@@ -143,10 +143,8 @@ class TrainedModel(ModelState):
         later = number % self.place.settings.num_steps_per_rollout > 0  # the rollout's first step changed the weights
         if not (later and inputs.algorithm.settings.use_rollout_logprobs):
             check_agreement(metrics, self.place.settings.ci_train_rollout_logprob_abs_diff_threshold)
-        try:
+        with raised_as(TrainError, origin, TrainError):
             return metrics | self.optimizer.step(number)
-        except TrainError as error:
-            raise TrainError(f"{origin}: {error}") from error
 
     def _gradients_that_fit(self, inputs: StepInputs, number: int) -> dict[str, float]:
         """Return `_gradients`. If memory runs out, retry once with smaller microbatches; later steps keep the size."""

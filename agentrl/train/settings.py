@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from agentrl.errors import TrainError
+from agentrl.errors import TrainError, raised_as
 from agentrl.settings import Settings
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
@@ -175,10 +175,8 @@ class TrainSettings(Settings):
     @classmethod
     def _check_expressions(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
-            try:
+            with raised_as(ValueError, f"{pattern!r} is no regular expression", re.error):
                 re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
         return patterns
 
     @model_validator(mode="after")

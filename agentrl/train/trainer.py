@@ -28,7 +28,7 @@ from agentrl.algorithms.ops.corrections import PREFIX, mismatch_metrics
 from agentrl.algorithms.registry import algorithm_of
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.engine.weights import Bucket, TensorSpec, WeightGroup
-from agentrl.errors import CheckpointError, TrainError
+from agentrl.errors import CheckpointError, TrainError, raised_as
 from agentrl.lora import write_adapter
 from agentrl.modelfolder import text_config
 from agentrl.numerics.offload import OffloadedTensors
@@ -373,12 +373,8 @@ class TrainBackend(ABC):
         every = ([tensor for part in parts for tensor in part[which]] for which in (0, 1))
         # Tensors that --fsdp-cpu-offload keeps in host memory stay there.
         kept, anew = ([tensor for tensor in those if tensor.device.type == self.device.type] for those in every)
-        try:
+        with raised_as(TrainError, "the trainer's state could not be offloaded (TMPDIR, --no-offload-train)", OSError):
             self._offloaded = OffloadedTensors(kept, anew)
-        except OSError as error:
-            raise TrainError(
-                f"the trainer's state could not be offloaded (TMPDIR, --no-offload-train): {error}"
-            ) from error
 
     def onload(self) -> None:
         """Restore the memory that `offload` freed, bit for bit, except gradients, which are zero; idempotent."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import anyio
 
-from agentrl.errors import GraderFailure, SettingsError
+from agentrl.errors import GraderFailure, SettingsError, raised_as
 
 _CONNECT_RETRIES, _CONNECT_TIMEOUT, _MAX_ANSWER = 2, 5.0, 8 << 20  # tries, seconds, bytes
 
@@ -36,12 +36,10 @@ class JsonService:
         self._places = anyio.CapacityLimiter(self.concurrency)
         # As many connections as places: httpx's own queue would count against the deadline.
         limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
-        try:
+        with raised_as(SettingsError, f"{self.flag} {self.url!r}: not an address", httpx.InvalidURL):
             transport = httpx.AsyncHTTPTransport(retries=_CONNECT_RETRIES, limits=limits)
             self._client = httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT))
             httpx.URL(self.url)
-        except httpx.InvalidURL as error:
-            raise SettingsError(f"{self.flag} {self.url!r}: not an address: {error}") from error
         return self
 
     async def __aexit__(self, *exc: object) -> None:

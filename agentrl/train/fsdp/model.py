@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import distribute_tensor
 
-from agentrl.errors import CheckpointError, TrainError
+from agentrl.errors import CheckpointError, TrainError, raised_as
 from agentrl.lora import LoraShape, attach, start
 from agentrl.modelfolder import STATEFUL, VISION, VISION_MODEL_TYPES
 from agentrl.train.contracts import RankInfo
@@ -71,15 +71,14 @@ def config_of(folder: HFFolder) -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    try:
+    what = f"{folder.path}: transformers makes no causal language model of it"
+    with raised_as(TrainError, what, ValueError, KeyError, OSError, StrictDataclassError):
         config = type(AutoConfig.from_pretrained(folder.path, trust_remote_code=False)).from_dict(dict(folder.config))
         if config.get_text_config() is not config and config.model_type not in VISION_MODEL_TYPES:
             kind = type(config).__name__
             seen = ", ".join(sorted(VISION_MODEL_TYPES))
             raise TrainError(f"{folder.path} has parts for more than text ({kind}); fsdp trains {seen} and text models")
         cls = _class_of(config, values=False)
-    except (ValueError, KeyError, OSError, StrictDataclassError) as error:
-        raise TrainError(f"{folder.path}: transformers makes no causal language model of it: {error}") from error
     known = config.get_text_config().model_type in STATEFUL
     other = sorted({*(getattr(config.get_text_config(), "layer_types", None) or ())} - _ATTENTION) if not known else []
     if not known and (other or cls._is_stateful or not cls._supports_attention_backend):

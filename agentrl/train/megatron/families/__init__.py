@@ -5,7 +5,7 @@ have the defaults of transformers' config class."""
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentrl.errors import TrainError
+from agentrl.errors import TrainError, raised_as
 from agentrl.train.megatron.families.base import Mixture, ModelFamily, ModelShape, Rule, ShardLayout
 from agentrl.train.megatron.families.tables import FAMILIES
 
@@ -32,10 +32,9 @@ def theirs(config: Mapping[str, Any]) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     family = _named(config)
-    try:
+    what = f"config.json is not one of a {family.model_type} model"
+    with raised_as(TrainError, what, StrictDataclassError, KeyError):
         return CONFIG_MAPPING[family.like or family.model_type].from_dict(dict(config))
-    except (StrictDataclassError, KeyError) as error:
-        raise TrainError(f"config.json is not one of a {family.model_type} model: {error}") from error
 
 
 def _named(config: Mapping[str, Any]) -> ModelFamily:
