@@ -56,13 +56,15 @@ def lora_of(settings: TrainSettings) -> LoraShape | None:
 
 @dataclass(slots=True, kw_only=True)
 class ForwardBackward(ABC):
-    """The passes of one model. `mixture`: whether each layer has experts, number of experts, experts per token."""
+    """The passes of one model. `mixture`: whether each layer has experts, number of experts, experts per token.
+    `vocab_group`: the ranks over which the vocabulary is sharded."""
 
     model: Any
     place: ModelContext
     packer: Packer
     mixture: tuple[Sequence[Any], int, int]
     vocab: int
+    vocab_group: dist.ProcessGroup | None = None
 
     @abstractmethod
     def run(
@@ -70,11 +72,6 @@ class ForwardBackward(ABC):
     ) -> list[Any]:
         """Run the model over this rank's microbatches; returns the results of `on_output` on ranks with the last layer.
         If it `learns`, `on_output` returns `Learned`. Gradients are summed over all ranks; statistics are returned."""
-
-    @property
-    def vocab_group(self) -> dist.ProcessGroup | None:
-        """Return the ranks over which the vocabulary is sharded; None if it is not."""
-        return None
 
     def whole(self, logits: Tensor) -> Tensor:
         """Return logits [n, vocabulary] from this rank's shard of the vocabulary."""

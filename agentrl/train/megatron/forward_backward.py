@@ -68,10 +68,6 @@ class MegatronForwardBackward(ForwardBackward):
         routing = routing_of(mb.routing, *self.mixture)
         return routing.chunk(self.layout.tp)[self.layout.tp_rank] if self.config.sequence_parallel else routing
 
-    @property
-    def vocab_group(self) -> dist.ProcessGroup:
-        return self.layout.tp_group
-
     def whole(self, logits: Tensor) -> Tensor:
         return gather_from_tensor_model_parallel_region(logits, group=self.layout.tp_group)
 

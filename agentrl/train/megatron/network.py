@@ -90,6 +90,7 @@ class MegatronNetwork(Network):
             rope=rope,
             mixture=(m.layers, m.experts, m.topk) if (m := shape.mixture) else ((), 0, 0),
             vocab=shape.vocab,
+            vocab_group=layout.tp_group,
         )
 
     def _learning(self, model: torch.nn.Module) -> torch.nn.Module:
