@@ -93,14 +93,8 @@ def _class_of(config: Any, *, values: bool) -> Any:
     """Return the class of transformers' model, with `values` without an LM head. Raises KeyError: no class exists."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    kind = (
-        AutoModel
-        if values
-        else AutoModelForImageTextToText
-        if config.model_type in VISION_MODEL_TYPES
-        else AutoModelForCausalLM
-    )
-    return kind._model_mapping[type(config)]
+    with_head = AutoModelForImageTextToText if config.model_type in VISION_MODEL_TYPES else AutoModelForCausalLM
+    return (AutoModel if values else with_head)._model_mapping[type(config)]
 
 
 def _attention(config: Any) -> Any:
