@@ -105,10 +105,8 @@ class GenerateFunction:
         if not isinstance(result, (list, tuple)):
             raise bad_result(f"{self.name} must return a list of samples, got {_kind(result)}")
         if len(result) != len(samples):
-            raise bad_result(
-                f"{self.name} returned {len(result)} items for a group of {len(samples)} samples; return one item a "
-                "sample (an item may itself be a list of samples)"
-            )
+            said = f"{self.name} returned {len(result)} items for a group of {len(samples)} samples"
+            raise bad_result(f"{said}; return one item a sample (an item may itself be a list of samples)")
         return self._distinct([self._members(item) for item in result])
 
     def _distinct(self, generated: Generated) -> Generated:

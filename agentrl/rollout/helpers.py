@@ -148,10 +148,8 @@ def _only(records: list[_Record]) -> _Record:
         return last
     if all(record.sample.tokens == first.sample.tokens for record in records):
         return first
-    raise _bad_call(
-        f"{len(records)} conversations have the same messages and other tokens; pass the list that each began with, "
-        "with what is new appended to it"
-    )
+    said = f"{len(records)} conversations have the same messages and other tokens"
+    raise _bad_call(f"{said}; pass the list that each began with, with what is new appended to it")
 
 
 def _bad_call(message: str) -> EnvFailure:

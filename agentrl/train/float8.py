@@ -31,10 +31,8 @@ class EngineForm:
     def __init__(self, folder: HFFolder) -> None:
         self.folder, self.scaled = folder, folder.scaled
         if self.scaled and (kind := (folder.quantization or {}).get("scale_fmt")):
-            raise CheckpointError(
-                f"{folder.path / 'config.json'}: scale_fmt {kind!r}: engines of a run take float32 scales; convert the "
-                "model (agentrl convert), and train the result"
-            )
+            said = f"{folder.path / 'config.json'}: scale_fmt {kind!r}: engines of a run take float32 scales"
+            raise CheckpointError(f"{said}; convert the model (agentrl convert), and train the result")
 
     def specs(self, specs: Iterable[TensorSpec]) -> list[TensorSpec]:
         """Return the specs of the tensors that `tensors` yields."""

@@ -143,10 +143,8 @@ def _forward(forward: Callable[..., Any], replay: Replay, experts: int, *args: A
     with _Choosing(replay, experts) as choosing:
         out = forward(*args, **kwargs)
     if not choosing.used:
-        raise TrainError(
-            "this model's mixtures choose their experts otherwise than by one topk over all of them; leave "
-            "--use-rollout-routing-replay out, or use --train-backend megatron"
-        )
+        said = "this model's mixtures choose their experts otherwise than by one topk over all of them"
+        raise TrainError(f"{said}; leave --use-rollout-routing-replay out, or use --train-backend megatron")
     return out
 
 

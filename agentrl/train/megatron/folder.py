@@ -78,10 +78,8 @@ class MegatronFolder(HFFolder):
         try:
             return dict(zip(entry.names, entry.rule.layout.merge([stored], self._shape), strict=True))
         except RuntimeError as error:
-            raise CheckpointError(
-                f"{self._checkpoint.path}: {key} {list(stored.shape)} does not fit {self.path}/config.json ({error}); give "
-                "the Hugging Face folder of the model that it was made from"
-            ) from error
+            said = f"{self._checkpoint.path}: {key} {list(stored.shape)} does not fit {self.path}/config.json ({error})"
+            raise CheckpointError(f"{said}; give the Hugging Face folder of the model that it was made from") from error
 
     def _find(self, entry: WeightEntry) -> tuple[str, tuple[int, ...]]:
         name = entry.called[0]

@@ -69,10 +69,8 @@ class ParallelLayout(Ranks):
             )
         etp, pp = settings.expert_tensor_parallel, settings.pipeline_model_parallel_size
         if where.world_size % (of_experts := etp * settings.expert_model_parallel_size * pp):
-            raise TrainError(
-                f"{where.world_size} trainer processes cannot be divided by expert TP x EP x PP = {of_experts}; change "
-                "expert_model_parallel_size or expert_tensor_parallel_size"
-            )
+            said = f"{where.world_size} trainer processes cannot be divided by expert TP x EP x PP = {of_experts}"
+            raise TrainError(f"{said}; change expert_model_parallel_size or expert_tensor_parallel_size")
         groups = started(settings, where, device)
         sizes = alike(settings, mpu.initialize_model_parallel) | {"expert_tensor_parallel_size": etp}
         mpu.initialize_model_parallel(**sizes)

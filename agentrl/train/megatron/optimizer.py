@@ -75,10 +75,8 @@ class MegatronOptimizer(Optimizer):
             state: dict[str, Any]
             state = self.inner.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata)
         except AssertionError as error:
-            raise CheckpointError(
-                f"the optimizer's state has no form that a checkpoint can hold ({error or 'its parts disagree'}); "
-                "earlier checkpoints are whole"
-            ) from error
+            said = f"the optimizer's state has no form that a checkpoint can hold ({error or 'its parts disagree'})"
+            raise CheckpointError(f"{said}; earlier checkpoints are whole") from error
         return state
 
     def take(self, state: dict[str, Any] | None) -> None:
