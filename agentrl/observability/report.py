@@ -3,6 +3,7 @@ The page shows metrics, evaluations and trajectories: the first prompts of the f
 the best and worst trajectories of the newest step, and the newest failed ones."""
 
 import json
+import tomllib
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import cache
@@ -21,27 +22,8 @@ from agentrl.observability.trajectories import Trajectory, describe_sample, run_
 from agentrl.observability.verdict import verdict_lines
 from agentrl.runfolder import BELOW, EVALUATIONS, METRICS, SETTINGS
 
-MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("Reward in training", (("trained", "rollout/reward"), ("offered", "offered/reward"))),
-    ("Response length, tokens", (("trained", "rollout/response_length"), ("offered", "offered/response_length"))),
-    ("Share of trajectories that used a tool", (("trained", "rollout/used_tool"),)),
-    ("Truncated share", (("trained", "rollout/truncated"), ("offered", "offered/truncated"))),
-    ("Loss", (("loss", "train/loss"),)),
-    ("Gradient norm", (("norm", "train/grad_norm"),)),
-    ("Entropy of sampled tokens", (("entropy", "train/entropy"),)),
-    ("Share of tokens clipped", (("clipped", "train/pg_clipfrac"),)),
-    ("KL to the reference model", (("KL", "train/kl_loss"),)),
-    ("Trainer against engine: mean difference of log-probs", (("difference", "train/train_rollout_logprob_abs_diff"),)),
-    ("Trainer against engine: effective sample size", (("share", "train/mismatch_ess"),)),
-    ("Critic: explained variance of returns", (("explained", "train/critic/explained_variance"),)),
-    ("Reverse KL to the teacher", (("KL", "train/opd_reverse_kl"),)),
-    ("Tokens kept by truncated sampling", (("kept", "truncation/kept"),)),
-    (
-        "Seconds a rollout",
-        (("all", "perf/step_seconds"), ("training", "perf/train_seconds"), ("waiting", "perf/wait_seconds")),
-    ),
-    ("Rollouts that the trained tokens are old", (("mean", "staleness/mean"), ("most", "staleness/max"))),
-    ("Generated tokens a second", (("tokens/s", "perf/rollout_tokens_per_second"),)),
+MAIN_CHARTS: Mapping[str, Mapping[str, str]] = tomllib.loads(
+    (Path(__file__).parent / "charts.toml").read_text(encoding="utf-8")
 )
 _PAIRS = 6  # maximum number of prompts shown before and after
 _HEADLINE_OF_EVAL = (("pass@1", "solved (pass@1)"), ("reward", "mean reward"), ("used_tool", "used a tool"))
@@ -122,8 +104,8 @@ def headlines(series: Mapping[str, Series]) -> list[Headline]:
 def chart_groups(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str, Series]]]]:
     """Return the run's main curves: evaluations, then `MAIN_CHARTS`. A curve equal to its chart's first is left out."""
     groups = [(f"Evaluation: {label}", members) for label, members in _evaluations(series)]
-    for title, wanted in MAIN_CHARTS:
-        members = [(label, series[name]) for label, name in wanted if name in series]
+    for title, wanted in MAIN_CHARTS.items():
+        members = [(label, series[name]) for label, name in wanted.items() if name in series]
         if distinct := [m for i, m in enumerate(members) if i == 0 or m[1].points != members[0][1].points]:
             groups.append((title, distinct))
     return groups
