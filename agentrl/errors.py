@@ -8,7 +8,7 @@ Two families:
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -126,7 +126,9 @@ def ungrouped() -> Iterator[None]:
 
 
 @contextmanager
-def raised_as(kind: type[Exception], what: str, *errors: type[BaseException], remedy: str = "") -> Iterator[None]:
+def raised_as(
+    kind: Callable[[str], Exception], what: str, *errors: type[BaseException], remedy: str = ""
+) -> Iterator[None]:
     """Raise these errors of a block as `kind`, with the message `what: the error; remedy`."""
     try:
         yield

@@ -7,9 +7,10 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 
 from agentrl.chat import AppendResult, Conversation, ParsedTurn
 from agentrl.clock import note_turn
@@ -24,6 +25,7 @@ from agentrl.errors import (
     GraderFailure,
     MediaError,
     SampleError,
+    raised_as,
 )
 from agentrl.plugins import defined_at
 from agentrl.rollout.agents import leader, play_agent, share_reward
@@ -143,13 +145,9 @@ class _Trajectory:
         share_reward([*talk.earlier, talk.sample])
 
 
-@contextmanager
-def images_refused() -> Iterator[None]:
+def images_refused() -> AbstractContextManager[None]:
     """Turn the refusal of an image into a failure of the environment."""
-    try:
-        yield
-    except MediaError as error:
-        raise EnvFailure(f"an image of the environment is refused: {error}", kind="env_image") from error
+    return raised_as(partial(EnvFailure, kind="env_image"), "an image of the environment is refused", MediaError)
 
 
 async def _grade(context: RolloutContext, env: Environment, sample: Sample) -> None:

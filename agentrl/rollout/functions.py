@@ -23,7 +23,7 @@ from typing import Any
 import anyio
 
 from agentrl.engine.wire import SamplingParams
-from agentrl.errors import AgentRLError, EnvFailure, PluginError, SampleError
+from agentrl.errors import AgentRLError, EnvFailure, PluginError, SampleError, raised_as
 from agentrl.plugins import defined_at, load_object, must_propagate, positional, user_code
 from agentrl.rollout.failures import bad_result, between, guarded
 from agentrl.sample import Sample, Status
@@ -151,10 +151,8 @@ def normalize_outputs(generated: list[Sample], origin: Sample, name: str) -> lis
         if member.status is Status.PENDING:
             member.status = Status.COMPLETED
         member.stop_reason = member.stop_reason or _REASONS.get(member.status, "")
-        try:
+        with raised_as(bad_result, f"{name} returned a misaligned sample", SampleError):
             member.validate()
-        except SampleError as error:
-            raise bad_result(f"{name} returned a misaligned sample: {error}") from error
     return generated
 
 

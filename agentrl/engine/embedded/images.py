@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.errors import MediaError
+from agentrl.errors import MediaError, raised_as
 from agentrl.media import ImageLimits, image_from_url
 from agentrl.numerics.vision import Vision
 from agentrl.serving.http import refused
@@ -89,10 +89,8 @@ class ImageReader:
             raise refused(f"image_data has {len(urls)} images, and input_ids have places for {len(places)}")
         whole, images, read = list[int](), list[PlacedImage](), 0
         for number, (url, (start, end)) in enumerate(zip(urls, places, strict=True)):
-            try:
+            with raised_as(refused, f"image_data[{number}]", MediaError):
                 pixels = self._pixels_of(image := image_from_url(url))
-            except MediaError as error:
-                raise refused(f"image_data[{number}]: {error}") from error
             needs = int(pixels["image_grid_thw"].prod()) // self._vision.tokens.patches
             placeholder, place = self._vision.tokens.id, ids[start:end]
             if set(place) != {placeholder} or len(place) not in (1, needs):

@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 from importlib import resources
 from typing import Any
 
-from agentrl.errors import GraderFailure
+from agentrl.errors import GraderFailure, raised_as
 from agentrl.sandbox import Sandbox, SandboxSession
 
 _START_SECONDS = 15.0
@@ -114,10 +114,9 @@ async def run_tests(sandbox: Sandbox, submission: Submission, tests: Sequence[An
             if why := NOT_RUN if late else await submission.load(submission.deadline()):
                 return results + [why] * (len(tests) - len(results))
             if side.session is None:
-                try:
+                what = "a call's arguments or value are no JSON"
+                with raised_as(_unusable, what, TypeError, ValueError, RecursionError):
                     todo = json.dumps([side.token, tests[len(results) :], entry])
-                except (TypeError, ValueError, RecursionError) as error:
-                    raise _unusable(f"a call's arguments or value are no JSON: {error}") from error
                 await side.open(f"import json\n__agentrl__ = Tests(*json.loads({todo!r}))")
             results.append(await _next(side, submission, submission.deadline()))
     return results
