@@ -58,7 +58,7 @@ class Image:
             raise MediaError(f"an image has {len(data):,} bytes, at most {limits.file_bytes:,} are allowed")
         try:
             with PIL.Image.open(io.BytesIO(data), formats=FORMATS) as picture:
-                (width, height), form = picture.size, str(picture.format)
+                (width, height), form = picture.size, "JPEG" if picture.format == "MPO" else str(picture.format)
                 if width * height > limits.pixels:
                     raise MediaError(f"an image has {width} x {height} pixels, at most {limits.pixels:,} are allowed")
                 picture.load()

@@ -125,7 +125,7 @@ def _load_file(source: str, what: str) -> ModuleType:
     sys.path.insert(0, str(file.parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script ends at its import, or reads our command line
         del sys.modules[name]
         raise PluginError(f"{what}: {file} failed to import: {describe_error(error)}") from error
     finally:
@@ -146,7 +146,7 @@ def _load_module(source: str, what: str) -> ModuleType:
         said = f"{what}: no module {error.name!r} (looked in {cwd} and on the Python path)"
         remedy = "install the package, run from its folder, or give 'path/file.py:Name'"
         raise PluginError(f"{said}; {remedy}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(f"{what}: {source} failed to import: {describe_error(error)}") from error
 
 

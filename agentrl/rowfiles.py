@@ -21,7 +21,7 @@ import orjson
 
 from agentrl.errors import DataError, raised_as
 
-_SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]$")
+_SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>(?:-?\d+)?):(?P<end>(?:-?\d+)?)\]$")
 _CACHED_ROW_GROUPS = 4
 MAX_ROW_BYTES = 32 << 20
 MAX_ROW_GROUP_BYTES = 2 << 30  # of a decoded Parquet row group; its compressed pages can be much smaller
@@ -178,6 +178,9 @@ def _decoded(array: Any) -> int:
         uses = array.indices.drop_null().value_counts()
         lengths = pc.binary_length(array.dictionary.take(uses.field("values")))
         return int(pc.sum(pc.multiply(lengths, uses.field("counts"))).as_py() or 0)
+    if pa.types.is_map(kind):  # `flatten` does not take maps
+        first, *_, last = array.offsets.to_pylist()
+        return _decoded(array.values.slice(first, last - first))
     if pa.types.is_struct(kind):
         return sum(map(_decoded, array.flatten()))
     return _decoded(array.flatten()) if pa.types.is_nested(kind) else int(array.nbytes)

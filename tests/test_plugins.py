@@ -44,6 +44,18 @@ def test_a_file_that_fails_to_import_is_named(tmp_path: Path) -> None:
         load_object(f"{tmp_path}/broken.py:Env", what="--env")
 
 
+@pytest.mark.parametrize("name", ["leaves.py:Env", "leaves_too:Env"])
+def test_a_file_that_exits_at_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / f"{name.removesuffix(':Env').removesuffix('.py')}.py").write_text(
+        "class Env: ...\nraise SystemExit(0)\n"
+    )
+    for _ in range(2):
+        with pytest.raises(PluginError, match=r"leaves.* failed to import: SystemExit: 0"):
+            load_object(name, what="--env")
+
+
 def test_a_missing_package_is_none_and_its_own_missing_imports_are_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

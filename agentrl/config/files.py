@@ -4,6 +4,7 @@ underscores are the same in keys; `sglang_*` keys go to the engine's server. An 
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -57,7 +58,8 @@ def read_document(path: str | Path, flag: str) -> tuple[str, Mapping[str, Any], 
     if not os.path.isfile(file := Path(os.path.expanduser(path))):
         raise SettingsError(f"{flag}: no file {file}")
     try:
-        text = file.read_text(encoding="utf-8")
+        with raised_as(SettingsError, f"{flag}: {file} cannot be read", OSError):
+            text = file.read_text(encoding="utf-8")
         document, lines = (_read_toml if file.suffix == ".toml" else _read_yaml)(file.name, text)
         repr(document)  # raises ValueError for integers that are too long for Python to print
     except ValueError as error:
@@ -159,6 +161,10 @@ class _Loader(yaml.SafeLoader):
             return node.value
 
 
+# YAML 1.1 takes 1e-5 for text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)  # type: ignore[type-var]
 
 

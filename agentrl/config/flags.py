@@ -148,9 +148,11 @@ class _Reader:
             text = (values or _truth(after) or ["true"])[0]
             self._add(opposite, [json.dumps(not TRUTH[text.lower()]) if text.lower() in TRUTH else text])
         elif field := self.fields.get(flag) or self.renamed.get(flag):
+            # One `--env my.py:E` may stand before an argument of the command.
+            many = field.kind is tuple or (field.is_named and "=" in "".join(after[:1]))
             if field.is_bool:
                 self._add(field, values or _truth(after) or ["true"])
-            elif found := values or _taken(after, None if field.kind is tuple or field.is_named else 1):
+            elif found := values or _taken(after, None if many else 1):
                 self._add(field, found)
             else:
                 self.problems.append(f"{flag}: expected {field.expected()}; got nothing")

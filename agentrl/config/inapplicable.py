@@ -97,6 +97,7 @@ def _sentences(settings: Sections, purpose: str, *, certain: bool) -> Iterator[s
         # Only training may use one process. A derived path of dumps does not count as set.
         "backend": settings.cluster.backend if purpose == "train" else "ray",
         "save_debug_rollout_data": "save_debug_rollout_data" in settings.given() and flat["save_debug_rollout_data"],
+        "load_debug_rollout_data": purpose == "train" and flat["load_debug_rollout_data"],
         "critic": asked and "values" in settings.algorithm.reads,
         "reference": asked and "ref_log_probs" in settings.algorithm.reads,
     }

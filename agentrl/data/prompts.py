@@ -55,6 +55,7 @@ class PromptData:
 
     def __init__(self, path: str, settings: DataSettings | None = None) -> None:
         plain, part = split_slice(path)
+        self.path = path
         self._file, self._settings = open_rows(plain), settings or DataSettings()
         if not (rows := range(len(self._file))[part]):
             raise DataError(f"{path}: the slice is empty; {plain} has {len(self._file)} rows")
@@ -83,7 +84,7 @@ class PromptData:
             if key != usual and not any(key in self._file.read(at) for at in self._rows):
                 has = _names(self._file.read(self._rows[0]))
                 remedy = f"the first has {has}; correct {flag_of(name)}, or leave it out"
-                raise DataError(f"{self._settings.prompt_data}: no row has a field {key!r}; {remedy}")
+                raise DataError(f"{self.path}: no row has a field {key!r}; {remedy}")
 
     def __getitem__(self, index: int) -> PromptRow:
         """Return row `index`, from 0. Raises IndexError: there is no such row. DataError: the row is malformed."""
@@ -93,11 +94,12 @@ class PromptData:
         if media := next((key for key in _MEDIA if key != used.image_key and row.get(key)), None):
             hint = f"set --image-key {media}" if media.startswith("image") else "videos and sound are not read"
             raise DataError(f"{where}: field {media!r} is not shown to the model; {hint}, or leave the field out")
+        prompt, images = self._with_images(self._prompt(row, where), row, where)
+        plain = {**row, used.input_key: prompt}  # without the bytes of images
         for key in row.keys() & {used.input_key, used.label_key, used.metadata_key, used.tool_key}:
             remedy = "use finite numbers, text, lists, objects"
             with raised_as(DataError, f"{where}: field {key!r}", TypeError, ValueError, remedy=remedy):
-                json.dumps(row[key], allow_nan=False)
-        prompt, images = self._with_images(self._prompt(row, where), row, where)
+                json.dumps(plain[key], allow_nan=False)
         unread = used.label_key is None and row.get("label") is not None
         label, metadata, tools = self._label(row, where), self._metadata(row, where), self._tools(row, where)
         env = None if (own := used.env_key) is None else row.get(own)

@@ -198,11 +198,12 @@ def sent(messages: Sequence[Mapping[str, Any]], images: Mapping[str, Image]) -> 
         if calls := message.get("tool_calls"):
             message["tool_calls"] = [_call(call, call.get("id", "")).to_message() for call in calls]
         if isinstance(parts := message["content"], list):
-            message["content"] = [_image_or_text(part, images) for part in parts]
+            message["content"] = [image_or_text(part, images) for part in parts]
     return found
 
 
-def _image_or_text(part: Message, images: Mapping[str, Image]) -> Message:
+def image_or_text(part: Message, images: Mapping[str, Image]) -> Message:
+    """Return a part of a content, with an image itself in place of its reference."""
     name = reference_hash(part)
     return part if name is None else {"type": "image_url", "image_url": {"url": images[name].url}}
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from agentrl.chat import AppendResult, Conversation, ParsedTurn
 from agentrl.clock import note_turn
+from agentrl.data.settings import DataSettings
 from agentrl.engine.images import ImageInputs
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.envs import AgentEnvironment, Environment, Step, Turn
@@ -116,7 +117,8 @@ class _Trajectory:
         tools = (await self.live.ready(sample)).toolbox.schemas or sample.metadata.get("tools")
         with images_refused():
             if context.hosted:
-                return HostedConversation(context.hosted, sample, messages, tools)
+                limits = DataSettings.of_args(context.args).image_limits
+                return HostedConversation(context.hosted, sample, messages, tools, limits)
             return Conversation(
                 context.chat,
                 sample,

@@ -13,7 +13,7 @@ from agentrl.clock import note_turn
 from agentrl.engine.hosted import KIND, NO_TOKENS, HostedModel, sent
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EnvFailure
-from agentrl.media import take_images
+from agentrl.media import ImageLimits, take_images
 from agentrl.rollout.context import RolloutContext
 from agentrl.sample import Message, Sample, content_text
 
@@ -49,11 +49,12 @@ class HostedConversation:
         sample: Sample,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[ToolSchema] | None = None,
+        image_limits: ImageLimits | None = None,
     ) -> None:
         """Begin with `messages`. Raises TemplateError: a message or a tool is malformed."""
         self.sample, self.earlier, self.messages = sample, list[Sample](), list[Message]()
         self._model, self._tools, self._turns = model, whole_text(normalise_tools(tools)), 0
-        self._sent, self._calls = list[Message](), tuple[ToolCall, ...]()
+        self._sent, self._calls, self._limits = list[Message](), tuple[ToolCall, ...](), image_limits or ImageLimits()
         if self._tools:
             sample.metadata["tools"] = self._tools
         sample.response, sample.metadata["messages"] = "", self.messages
@@ -93,7 +94,7 @@ class HostedConversation:
 
     def _taken(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Return messages with references in place of images; the sample gets the images. Raises MediaError."""
-        taken, new = take_images(messages, self.sample.images)
+        taken, new = take_images(messages, self.sample.images, self._limits)
         self.sample.images = {**self.sample.images, **new}
         return taken
 

@@ -11,10 +11,12 @@ from anyio import to_thread
 from agentrl.buffer.local import find_ledger
 from agentrl.buffer.sqlite import read_meta
 from agentrl.config import RunSettings
+from agentrl.engine.hosted import image_or_text
 from agentrl.files import write_atomic
 from agentrl.groups import Group, group_id
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
+from agentrl.rowfiles import dump_json
 from agentrl.run.driver import open_folder
 from agentrl.run.engines import launched, launched_groups
 from agentrl.run.preflight import prepared
@@ -35,11 +37,17 @@ def evaluate(settings: RunSettings, workers: OpenWorkers | None = None) -> Mappi
     return anyio.run(_evaluate, settings, notes, workers, backend_options={"use_uvloop": True})
 
 
+def _without_eval_group(settings: RunSettings, notes: Sequence[str]) -> tuple[RunSettings, Sequence[str]]:
+    """Return the settings without the engines that evaluate during training, and the notes."""
+    if EVALUATES not in (groups := settings.engine.engine_groups):
+        return settings, notes
+    others = {name: said for name, said in groups.items() if name != EVALUATES}
+    note = "--engine-groups eval is left out: those engines are for evaluations during training"
+    return settings.replace(engine_groups=others, eval_while_training=False), [*notes, note]
+
+
 async def _evaluate(settings: RunSettings, notes: Sequence[str], workers: OpenWorkers | None) -> Mapping[str, float]:
-    if EVALUATES in (groups := settings.engine.engine_groups):
-        notes = [*notes, "--engine-groups eval is left out: those engines have the weights of a training run"]
-        others = {name: said for name, said in groups.items() if name != EVALUATES}
-        settings = settings.replace(engine_groups=others, eval_while_training=False)
+    settings, notes = _without_eval_group(settings, notes)
     with open_folder(settings, "eval") as folder, Progress(settings.observability, total=1) as progress:
         for note in notes:
             progress.note(note)
@@ -67,6 +75,7 @@ def rollout(settings: RunSettings, workers: OpenWorkers | None = None) -> int:
 
 async def _rollout(settings: RunSettings, first: int, notes: Sequence[str], workers: OpenWorkers | None) -> int:
     total, samples = settings.rollout.num_rollout, 0
+    settings, notes = _without_eval_group(settings, notes)
     with (
         open_folder(settings, "rollout") as folder,
         MetricsLogger(settings.observability, folder.path, resume_step=first) as logger,
@@ -129,7 +138,7 @@ class RecordedConversations:
         samples = (sample for group in groups for sample in group)
         rows = [{**row, "rollout": step} for sample in samples for row in self._rows(sample)]
         with self._path.open("ab") as file:
-            file.write(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
+            file.write(b"".join(dump_json(row) + b"\n" for row in rows))
 
     def _rows(self, sample: Sample) -> Iterator[dict[str, Any]]:
         if sample.status is not Status.COMPLETED or sample.remove_sample:
@@ -140,4 +149,10 @@ class RecordedConversations:
         last = max(at for at, message in enumerate(messages) if message["role"] == "assistant")
         tools = {"tools": tools} if (tools := sample.metadata.get("tools")) else {}
         about = {"reward": reward, "group_index": sample.group_index, "index": sample.index}
-        yield {"messages": messages[: last + 1], **tools, **about}
+        shown = [
+            {**m, "content": [image_or_text(part, sample.images) for part in content]}
+            if isinstance(content := m["content"], list)
+            else m
+            for m in messages[: last + 1]
+        ]
+        yield {"messages": shown, **tools, **about}

@@ -227,6 +227,8 @@ def _check_played(settings: RunSettings, purpose: Purpose, model: bool, problems
     for held_out in sets:
         with problems, named(held_out.where):
             seen.append(_eval_rows(held_out, whole))
+            if purpose == "eval" and len(sets) == 1:  # of several, one may lack a field
+                held_out.data.check_named()
     with problems:
         if whole and purpose != "eval" and data.prompt_data_check == "full" and data.data_source_path is None:
             used = {name for rows in seen for name in rows.rows}

@@ -171,6 +171,11 @@ def test_words_that_flags_take_mean_the_same_in_yaml(tmp_path: Path) -> None:
     assert (found.train.recompute_granularity, found.rollout.tool_call_parser) == (None, "none")
 
 
+def test_a_number_without_a_dot_is_a_number_in_free_settings_too(tmp_path: Path) -> None:
+    file = write(tmp_path, "env_args: {rate: 1e-5, big: -2E+3, name: e5, hex: 1e5x}\n")
+    assert RunSettings.from_file(file).rollout.env_args == {"rate": 1e-5, "big": -2000.0, "name": "e5", "hex": "1e5x"}
+
+
 def test_a_date_is_text(tmp_path: Path) -> None:
     file = write(tmp_path, "wandb_name: 2020-01-02\napply_chat_template_kwargs: {date_string: 2024-07-26}\n")
     found = RunSettings.from_file(file)

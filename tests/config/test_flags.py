@@ -40,6 +40,11 @@ def test_only_what_was_written_is_given() -> None:
     assert build("").given() == frozenset()
 
 
+def test_one_environment_leaves_the_commands_argument_alone() -> None:
+    values, _, rest = read_flags(["--env", "my.py:E", "runs/x"])
+    assert (values, rest) == ({"env": "my.py:E"}, ["runs/x"])
+
+
 @pytest.mark.parametrize(
     ("line", "name", "value"),
     [

@@ -44,6 +44,13 @@ def test_a_setting_without_effect_is_refused(line: str, sentence: str) -> None:
     assert [text for text in found if text.startswith(sentence)], (found, notes)
 
 
+@pytest.mark.parametrize("purpose", ["rollout", "eval"])
+def test_dumps_to_train_on_are_only_named_where_nothing_trains(purpose: str) -> None:
+    refused, (note,) = said("--debug-rollout-only --load-debug-rollout-data d", purpose)  # these commands set the first
+    assert refused == []
+    assert "--load-debug-rollout-data" in note
+
+
 def test_in_slimes_form_it_is_named() -> None:
     settings = RunSettings.from_flat({"slime_defaults": True, "group_rm": True, "hf_checkpoint": ".", "env": "a:b"})
     sentence = "--group-rm has no effect without --custom-rm-path; leave it out"

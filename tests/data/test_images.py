@@ -75,6 +75,15 @@ def test_images_of_parquet_are_bytes(tmp_path: Path) -> None:
     assert [image.data for image in row.images.values()] == [FILES[0]]
 
 
+def test_images_in_messages_of_parquet_are_bytes_too(tmp_path: Path) -> None:
+    part = {"type": "image", "image": {"bytes": FILES[0], "path": None}, "text": None}
+    message = {"role": "user", "content": [part, {"type": "text", "text": "What?", "image": None}]}
+    pq.write_table(pa.table({"input": [[message]]}), tmp_path / "rows.parquet")
+    row = PromptData(str(tmp_path / "rows.parquet"))[0]
+    assert [image.data for image in row.images.values()] == [FILES[0]]
+    assert _shape(row.prompt) == [["image", "What?"]]
+
+
 @pytest.mark.parametrize(
     ("row", "settings", "says"),
     [

@@ -53,6 +53,15 @@ def test_what_one_row_has_many_times_is_counted(tmp_path: Path, nested: bool) ->
         rows.read(0)
 
 
+def test_maps_are_read_and_counted(tmp_path: Path) -> None:
+    kind = pa.map_(pa.string(), pa.string())
+    maps = pa.array([[("k", "v")], [], [("a", "b"), ("k", "a" * (MAX_ROW_BYTES + 1))]], kind)
+    rows = open_rows(parquet(tmp_path, pa.table({"input": ["x", "y", "z"], "extra": maps})))
+    assert [rows.read(at)["extra"] for at in range(2)] == [[("k", "v")], []]
+    with pytest.raises(DataError, match=r"row 2 has 33,554,\d+ bytes"):
+        rows.read(2)
+
+
 def test_a_large_row_group_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rowfiles, "MAX_ROW_GROUP_BYTES", 1 << 20)
     with pytest.raises(DataError, match=r"row group 0 decodes to 8,\d+,\d+ bytes; the maximum is 1,048,576"):

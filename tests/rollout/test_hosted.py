@@ -1,13 +1,16 @@
 """Trajectories of a hosted model: the same environments, conversations in messages, and no token ids."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl import Environment, Sample, Status, Step
 from agentrl.buffer.codec import decode_group, encode_group
+from agentrl.config import Args
 from agentrl.engine.hosted import HostedModel
 from agentrl.engine.settings import EngineSettings
 from agentrl.envs import Turn
@@ -27,6 +30,7 @@ from tests.engine.faults import FaultyServer, Reply, serving, status
 from tests.engine.test_hosted import CALL, completion
 from tests.rollout.scripted import make_context
 from tests.rollout.test_agent_loop import DoubleEnv
+from tests.support.vision import picture
 
 DOUBLE = {**CALL, "function": {"name": "double", "arguments": '{"x": 21}'}}
 CALLS = status(200, completion("tool_calls", tool_calls=[DOUBLE]))
@@ -52,13 +56,18 @@ class Seen(DoubleEnv):
 
 @asynccontextmanager
 async def playing(
-    *script: Reply, environment: type[Environment] = DoubleEnv, generate: Any = None, **settings: Any
+    *script: Reply,
+    environment: type[Environment] = DoubleEnv,
+    generate: Any = None,
+    more: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[GroupPlayer, FaultyServer]]:
     async with serving(*script) as server:
         given = {"engine_retry_backoff": 0.0, "engine_max_retries": 0}
         own = EngineSettings(engine="openai", base_url=f"{server.url}/v1", hosted_model="big", **given)
         async with HostedModel(own) as model:
             context: RolloutContext = make_context(NoChat.as_chat(), model, environment, **settings)  # type: ignore[arg-type]
+            context = replace(context, args=Args({**context.args._values, **(more or {})}))
             function = generate and GenerateFunction.of(generate, "mine")
             yield GroupPlayer(context, Grader(context.settings, context.args), function), server
 
@@ -166,3 +175,18 @@ async def test_pages_show_the_messages() -> None:
 
 def text_of(tokens: Sequence[Any]) -> str:
     return "".join(token.text for token in tokens)
+
+
+async def test_the_runs_limits_of_images_hold(tmp_path: Path) -> None:
+    class Looks(DoubleEnv):
+        async def reset(self, sample: Sample) -> list[dict[str, Any]]:
+            parts = [{"type": "image", "image": f"{at}.png"} for at in range(2)]
+            return [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}]
+
+    for at in range(2):
+        (tmp_path / f"{at}.png").write_bytes(picture(30, 20, at))
+    given: dict[str, Any] = {"image_root": str(tmp_path), "image_max_count": 2}
+    sample, _ = await played(SAYS, environment=Looks, more=given)
+    assert len(sample.images) == 2
+    with pytest.raises(EnvFailure, match="has 2 images, at most 1"):
+        await played(SAYS, environment=Looks, more={**given, "image_max_count": 1}, failure_policy={"env": "raise"})

@@ -10,12 +10,18 @@ from agentrl.buffer.reader import StoreReader
 from agentrl.cli import main
 from agentrl.cli.eval import command
 from agentrl.config import RunSettings
+from agentrl.data.prompts import PromptData
+from agentrl.data.settings import DataSettings
 from agentrl.dumps import read_groups
 from agentrl.errors import SettingsError
+from agentrl.media import Image
 from agentrl.observability.metrics import read_metrics
 from agentrl.run.driver import open_folder
+from agentrl.run.offline import RecordedConversations, _without_eval_group
 from agentrl.run.resuming import refuse_others
+from agentrl.sample import Sample, Status
 from tests.support.runs import Run, RunKit
+from tests.support.vision import picture
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -102,3 +108,23 @@ def test_how_far_and_how_many_at_once_is_no_other_setting(tmp_path: Path) -> Non
     refuse_others(RunSettings.from_flat({**given, "num_rollout": 7, "rollout_max_concurrency": 7, "lr": 1.0}))
     with pytest.raises(SettingsError, match=r"--rollout-top-p 1\.0 -> 0\.5; choose another --output-dir, or go on"):
         refuse_others(RunSettings.from_flat({**given, "rollout_top_p": 0.5}))
+
+
+def test_demonstrations_have_their_images_and_large_numbers(tmp_path: Path) -> None:
+    image = Image.from_bytes(picture(30, 20, 0))
+    content = [
+        {"type": "image", "image": f"sha256:{image.hash}", "width": 30, "height": 20},
+        {"type": "text", "text": "?"},
+    ]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"n": 1 << 70}}}
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    sample = Sample(reward=1.0, status=Status.COMPLETED, metadata={"messages": messages}, images={image.hash: image})
+    RecordedConversations(tmp_path / "d.jsonl", 0).add(0, [[sample]])
+    row = PromptData(str(tmp_path / "d.jsonl"), DataSettings(input_key="messages", sft_turns="all"))[0]
+    assert [each.data for each in row.images.values()] == [image.data]
+
+
+def test_engines_for_evaluations_during_training_are_left_out() -> None:
+    given = RunSettings.from_flat({"engine_groups": {"eval": 2, "judge": 1}})
+    settings, notes = _without_eval_group(given, [])
+    assert (settings.engine.engine_groups, len(notes)) == ({"judge": 1}, 1)
