@@ -8,6 +8,7 @@ import click
 from click.core import ParameterSource
 
 from agentrl.errors import SettingsError
+from agentrl.modelfolder import INDEX
 from agentrl.tiny import Arch, shipped
 
 _HELP = f"Architecture: {', '.join(get_args(Arch))}."
@@ -32,6 +33,7 @@ def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
     answers with what was found. An environment of your own then earns rewards."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not force:
         raise SettingsError(f"{path} is there and not empty; choose another PATH or pass --force")
+    (path / INDEX).unlink(missing_ok=True)  # of an older model, whose files it names
     if skilled:
         source = click.get_current_context().get_parameter_source
         if fixed := [name for name in shape if name != "seed" and source(name) is not ParameterSource.DEFAULT]:

@@ -270,6 +270,12 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
         raise CheckpointError(f"{folder}: no weights in it; expected files like model.safetensors")
     if purpose == "train":
         train, reads = settings.train, settings.algorithm.reads
+        if train.save_hf and (made := Path(train.save_hf.format(rollout_id=0))).exists():
+            other = (
+                any(made.iterdir()) if not (made / "config.json").is_file() else any(map(Path.is_dir, made.iterdir()))
+            )
+            if other or made.resolve() == folder.resolve():
+                raise SettingsError(f"--save-hf {train.save_hf}: the model would replace this folder; name a new one")
         _other_model("--load", taken := foreign(train.load))
         stays = train.lora_rank is not None or ("vision_config" in read_config(folder) and not train.train_vision)
         if settings.generates and stays and taken is not None and taken.resolve() != folder.resolve():
@@ -322,9 +328,14 @@ def _checkpoint(settings: RunSettings) -> None:
     """Refuse a `--load` folder without a checkpoint: the run would silently start from scratch. If `--save` is the same
     folder, it may be empty, as at the first start of a run."""
     load, save = settings.train.load, settings.train.save
-    if load is None or foreign(load) is not None:
+    if load is None:
         return
     same = save is not None and Path(save).expanduser().resolve() == Path(load).expanduser().resolve()
+    if foreign(load) is not None:
+        if same:
+            said = f"--save {save}: the run starts from weights in this folder, and a resume would not find them"
+            raise SettingsError(f"{said}; give --save another folder")
+        return
     if not same and latest(Path(load).expanduser()) is None:
         said = f"--load {load}: no complete checkpoint in it; correct the path,"
         raise CheckpointError(f"{said} or leave it out to start from --hf-checkpoint {settings.train.hf_checkpoint}")

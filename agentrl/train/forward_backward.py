@@ -113,8 +113,11 @@ class ForwardBackward(ABC):
         def loss(logits: Tensor, mb: MicrobatchTensors) -> Learned:
             log_probs, entropy = self._score(logits, mb, batch)
             seen.append((mb.response_index, log_probs.detach()))
-            view = inputs.view(mb.response_index, log_probs, entropy, self.place.hooks.amend(inputs, mb))
-            if self.place.hooks.takes_logits:
+            amended = self.place.hooks.amend(inputs, mb) if mb.samples else None
+            view = inputs.view(mb.response_index, log_probs, entropy, amended)
+            if self.place.hooks.takes_logits and not mb.samples:  # padding of a rank with too few samples
+                loss, sums = logits.sum() * 0.0, {"loss": logits.new_zeros((), dtype=torch.float64)}
+            elif self.place.hooks.takes_logits:
                 loss, sums = self._hooked(inputs, mb, logits)
             else:
                 loss, sums = _weighted(algorithm.token_loss(view), inputs, mb.response_index)

@@ -88,7 +88,7 @@ class Packer:
             places, targets, response_index = self._on_device(np.concatenate(outputs, axis=1))
             ids = [batch.sample_tokens(i)[: len(inputs[i])] for i in samples]
             tokens, positions = map(self._on_device, laid.local(ids))
-            routed = self.routed and batch.routed_experts is not None
+            routed = self.routed and batch.routed_experts is not None and bool(samples)
             yield MicrobatchTensors(
                 tokens=tokens[None],
                 positions=positions[None],

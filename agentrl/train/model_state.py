@@ -211,9 +211,9 @@ class TrainedModel(ModelState):
         manifest |= {"reshardable": reshardable, "algorithm": dict(algorithm or {})}
         manifest |= {_REFERENCE: bool(reference), "lr_decay_end": end_of_decay(settings, self.optimizer.total_steps)}
         folder, leads = ExitStack(), ranks.rank == 0
-        partial = folder.enter_context(writing(path, manifest, leader=leads, barrier=dist.barrier))
         background = self._background
         with write_errors(path):
+            partial = folder.enter_context(writing(path, manifest, leader=leads, barrier=dist.barrier))
             files = self.network.write(state, partial, background.group if background else None)
         if isinstance(critic, TrainedModel):
             part: Saving | Path | None = critic.save(partial / CRITIC, step)
@@ -244,9 +244,8 @@ class TrainedModel(ModelState):
             if same_layout:
                 self.network.restore_random(loaded["rng"])
         except (Exception, CheckpointException) as error:
-            raise CheckpointError(
-                f"{path} is damaged: {last_line(error)}; move it away to resume from the checkpoint before it"
-            ) from error
+            remedy = "if its files are damaged, move it away to resume from the checkpoint before it"
+            raise CheckpointError(f"{path} could not be loaded: {last_line(error)}; {remedy}") from error
         return followed is not None
 
     def _check_cuts(self, path: Path, saved: dict[str, int]) -> None:

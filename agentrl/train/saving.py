@@ -62,7 +62,7 @@ def write_errors(path: Path) -> Iterator[None]:
         raise
     # Torch's writer has no error type for a full disk and does not name the cause, so the message gives the free space.
     except (Exception, CheckpointException) as error:
-        free = shutil.disk_usage(path.parent).free / 2**20
+        free = shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.exists())).free / 2**20
         raise CheckpointError(
             f"{path} could not be written, with {free:.1f} MiB free on its disk: {last_line(error)}; "
             "earlier checkpoints are whole. Make room, or choose another --save, and start the same command again"

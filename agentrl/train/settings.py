@@ -193,6 +193,9 @@ class TrainSettings(Settings):
         yield most is not None and not dynamic, useless
         for name in ("min_lr", "lr_warmup_init"):
             yield (rate := getattr(self, name)) > self.lr, f"{name} {rate} is above lr {self.lr}"
+        start, end = self.profile_step_start, self.profile_step_end
+        none = f"profile_step_end {end} must be above profile_step_start {start}"
+        yield self.use_pytorch_profiler and end <= start, none
         both = self.lr_warmup_iters and self.lr_warmup_fraction is not None
         yield both, "set lr_warmup_iters or lr_warmup_fraction, not both"
         for name in ("lr_warmup_iters", "critic_lr_warmup_iters"):

@@ -1,17 +1,20 @@
 """Packing plans: invariants, and their quality against simpler plans and the optimum."""
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import TrainError
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
+from agentrl.train.microbatches import Packer
 from agentrl.train.model_state import ModelState
 from agentrl.train.packing import PackingPlan, balanced_partition, first_fit_decreasing, make_plan, padded
 from agentrl.train.settings import TrainSettings
@@ -19,6 +22,22 @@ from agentrl.train.tree import LEAST, Ids, SharedPrefixes, Tree
 from tests.train.test_tree import sequences
 
 lengths_st = st.lists(st.integers(1, 200), min_size=1, max_size=40)
+
+
+def test_a_microbatch_without_samples_has_no_routing() -> None:
+    samples = [
+        Sample(index=at, tokens=[1, 2, 3], response_length=1, loss_mask=[1], rollout_log_probs=[-1.0])
+        for at in range(3)
+    ]
+    for sample in samples:
+        sample.reward = 1.0
+    batch = replace(TrainBatch.from_samples([samples]), routed_experts=(np.zeros((3, 4), np.int16),) * 3)
+    plan = make_plan([3, 3, 3], 2, micro_batch_size=1)
+    (short,) = (number for number, own in enumerate(plan.ranks) if () in own)
+    ranks: Any = SimpleNamespace(dp_rank=short, cp=1, cp_rank=0)
+    full, empty = Packer(ranks, torch.device("cpu"), routed=True).microbatches(batch, plan, "trained")
+    assert full.routing is not None
+    assert (empty.samples, empty.routing) == ((), None)
 
 
 @given(

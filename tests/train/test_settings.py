@@ -30,6 +30,10 @@ def test_field_names_are_unique_over_both_sections_and_have_help() -> None:
         ({"optimizer": "muon", "expert_tensor_parallel_size": 2}, "whole matrices"),
         ({"optimizer": "muon", "use_distributed_optimizer": True}, "cannot be sharded"),
         ({"train_backend": "fsdp9"}, "megatron"),
+        (
+            {"use_pytorch_profiler": True, "profile_step_start": 20},
+            "profile_step_end 12 must be above profile_step_start 20",
+        ),
     ],
 )
 def test_contradictions_are_named(changes: dict[str, object], words: str) -> None:

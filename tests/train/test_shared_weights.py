@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from agentrl.engine.weights import buckets
 from agentrl.numerics.weight_group import views
@@ -30,8 +32,17 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "adapter in stages": ("dense", PP | LORA),
     "blocks": ("blocks", TP | EP | {"expert_tensor_parallel_size": 1}),
     "fsdp": ("dense", {"train_backend": "fsdp"}),
+    "fsdp of joined experts": ("joined", {"train_backend": "fsdp"}),
 }
-EVERYDAY = ("adapter in stages", "blocks", "fsdp")
+EVERYDAY = ("adapter in stages", "blocks", "fsdp of joined experts")
+
+
+def with_joined_experts(folder: Path) -> None:
+    """Make a mixture whose file has one tensor for all experts of a layer, as transformers has in memory."""
+    model = AutoModelForCausalLM.from_pretrained(make_tiny_model(folder, "qwen3_moe"), dtype=torch.float32)
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    assert any(name.endswith("experts.gate_up_proj") for name in tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def read(handle: str) -> Tensor:
@@ -86,4 +97,5 @@ def test_every_process_has_all_tensors(tmp_path: Path, every: bool) -> None:
     make_tiny_model(tmp_path / "dense")
     make_tiny_model(tmp_path / "mixture", "qwen3_moe")
     published_in_blocks(tmp_path / "blocks")
+    with_joined_experts(tmp_path / "joined")
     assert run_ranks(shared, 2, str(tmp_path), names)[0] == {name: [] for name in names}

@@ -140,8 +140,10 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
         _shard(model, mesh, half=bool(settings.bf16), offload=offload)
         whole = made(read) if place.ranks.rank == 0 else None
         _fill(model, whole, place.device, offload)
-        if (found := getattr(whole, "_weight_conversions", None)) is not None:
-            model._weight_conversions = found  # for transformers to restore the folder's names
+        found = [getattr(whole, "_weight_conversions", None)]
+        dist.broadcast_object_list(found)  # only rank 0 has read the folder
+        if found[0] is not None:
+            model._weight_conversions = found[0]  # for transformers to restore the folder's names
     if settings.recompute_granularity and learns:
         (model.model if values else model).gradient_checkpointing_enable({"use_reentrant": False})
         for layer in _layers(model):

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,19 +25,24 @@ from agentrl.train.megatron.weights import WeightEntry, WeightMap
 _LINEAR = {Joined.ROWS, Joined.COLUMNS, Joined.GATED, Joined.JOINED, Joined.QKV}
 
 
+def linear_layers(entries: Iterable[WeightEntry]) -> dict[str, tuple[WeightEntry, int]]:
+    """Return the layers that may have an adapter: name -> the entry, and the layer's place among those that it joins."""
+    return {
+        name.removesuffix(".weight"): (entry, number)
+        for entry in entries
+        if entry.rule.layout in _LINEAR and not entry.rule.of_expert
+        for number, name in enumerate(entry.names)
+        if name.endswith(".weight")
+    }
+
+
 def adapt(model: torch.nn.Module, weights: WeightMap, lora: LoraShape, seed: int) -> dict[str, Adapter]:
     """Freeze the model and add adapters; returns this stage's adapters by layer name. Raises CheckpointError: a target
     matches no layer. TrainError: a pipeline stage has no target."""
     inner = unwrap_model(model)
     inner.requires_grad_(False)
     inner.adapters_on = True
-    linear = {
-        name.removesuffix(".weight"): (entry, number)
-        for entry in weights.entries
-        if entry.rule.layout in _LINEAR and not entry.rule.of_expert
-        for number, name in enumerate(entry.names)
-        if name.endswith(".weight")
-    }
+    linear = linear_layers(weights.entries)
     chosen = {name: linear[name] for name in lora.chosen(linear)}
     if idle := sorted(set(range(weights.layout.pp)) - {entry.stage for entry, _ in chosen.values()}):
         raise TrainError(f"--target-modules {' '.join(lora.targets)}: pipeline stage {idle[0]} has no such layer")

@@ -22,10 +22,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from agentrl.engine.weights import TensorSpec
 from agentrl.lora import merged, off
 from agentrl.train.contracts import RankInfo
-from agentrl.train.forward_backward import ModelContext
+from agentrl.train.forward_backward import ModelContext, lora_of
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron import device
-from agentrl.train.megatron.adapters import Adapter, adapt
+from agentrl.train.megatron.adapters import Adapter, adapt, linear_layers
 from agentrl.train.megatron.attention import Rope
 from agentrl.train.megatron.families import family_of, shape_of
 from agentrl.train.megatron.folder import opened
@@ -33,9 +33,9 @@ from agentrl.train.megatron.forward_backward import MegatronForwardBackward
 from agentrl.train.megatron.layout import ParallelLayout
 from agentrl.train.megatron.model import build_model, keep_gradients_flowing, replaying, transformer_config
 from agentrl.train.megatron.optimizer import MegatronOptimizer, data_parallel, sharding
-from agentrl.train.megatron.weights import WeightMap, stored
+from agentrl.train.megatron.weights import WeightMap, stored, unrolled
 from agentrl.train.microbatches import Packer
-from agentrl.train.network import ELSEWHERE, CostShape, Network, frozen
+from agentrl.train.network import ELSEWHERE, CostShape, Network, frozen, learning
 from agentrl.train.saving import WriteFiles
 from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
@@ -110,9 +110,14 @@ class MegatronNetwork(Network):
 
     @classmethod
     def check_model(cls, folder: HFFolder, settings: TrainSettings, *, values: bool) -> None:
-        family = family_of(folder.config)
-        transformer_config(shape_of(folder.config), family, settings, torch.device("cpu"))
+        family, shape = family_of(folder.config), shape_of(folder.config)
+        transformer_config(shape, family, settings, torch.device("cpu"))
         Rope.of(folder.config)
+        entries = list(unrolled(family, shape, values=values))
+        if lora := lora_of(settings):
+            lora.chosen(linear_layers(entries))
+        elif frozen(settings):
+            learning(settings, [entry.called for entry in entries])
 
     def optimizer(self, total_steps: int | None) -> MegatronOptimizer:
         return MegatronOptimizer(self.model, self.place.settings, self.place.ranks, total_steps)

@@ -14,7 +14,11 @@ from agentrl.config.inapplicable import inapplicable
 from agentrl.errors import CheckpointError, SettingsError, TrainError
 from agentrl.lora import read_adapter
 from agentrl.train.contracts import RankInfo
+from agentrl.train.fsdp.network import FsdpNetwork
+from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.folder import opened
+from agentrl.train.megatron.network import MegatronNetwork
+from agentrl.train.network import Network
 from agentrl.train.settings import TrainSettings
 from tests.support.distributed import run_ranks
 from tests.support.produced import settings_of
@@ -78,6 +82,18 @@ def test_numbers_adapters_and_weights_are_fsdps(tmp_path: Path, arch: Arch) -> N
     assert {name: (t.shape, t.dtype) for name, t in learnt.items()} == {
         n: (t.shape, t.dtype) for n, t in tensors.items()
     }
+
+
+@pytest.mark.parametrize(("kind", "network"), [("fsdp", FsdpNetwork), ("megatron", MegatronNetwork)])
+def test_names_of_layers_and_patterns_are_checked_without_weights(
+    tmp_path: Path, kind: str, network: type[Network]
+) -> None:
+    folder = HFFolder(make_tiny_model(tmp_path / "qwen3"))
+    with pytest.raises(CheckpointError, match="'qproj' is no linear layer of the model"):
+        network.check_model(folder, adapted(folder.path, train_backend=kind, target_modules=("qproj",)), values=False)
+    frozen = settings(folder.path, train_backend=kind, freeze_params_name_list=("no_such",))
+    with pytest.raises(TrainError, match="no_such: no parameter is called so"):
+        network.check_model(folder, frozen, values=False)
 
 
 def test_what_gets_no_adapter_is_named(tmp_path: Path) -> None:
