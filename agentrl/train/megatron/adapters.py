@@ -26,7 +26,7 @@ _LINEAR = {Joined.ROWS, Joined.COLUMNS, Joined.GATED, Joined.JOINED, Joined.QKV}
 
 
 def linear_layers(entries: Iterable[WeightEntry]) -> dict[str, tuple[WeightEntry, int]]:
-    """Return the layers that may have an adapter: name -> the entry, and the layer's place among those that it joins."""
+    """Return the layers that may have an adapter: name -> the entry, and the layer's place in the entry."""
     return {
         name.removesuffix(".weight"): (entry, number)
         for entry in entries
