@@ -150,6 +150,11 @@ def _load_module(source: str, what: str) -> ModuleType:
         raise PluginError(f"{what}: {source} failed to import: {describe_error(error)}") from error
 
 
+def is_async(function: Any) -> bool:
+    """Return true for a coroutine function, and for an object whose `__call__` is one."""
+    return any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
+
+
 def describe_error(error: BaseException) -> str:
     """Return the error's text and the user's line that raised it. The text of a syntax error has its own line."""
     return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else raised_at(error)}"

@@ -461,8 +461,10 @@ class Sample:
         lacks the key, or the value is not a finite number."""
         value: Any = self.reward
         if isinstance(value, dict):
-            if reward_key is None or reward_key not in value:
+            if reward_key is None:
                 raise SampleError(f"reward is a dict with keys {sorted(value)}; set --reward-key to one of them")
+            if reward_key not in value:
+                raise SampleError(f"reward has no entry {reward_key!r}; it has {sorted(value)}")
             value = value[reward_key]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise SampleError(f"sample index={self.index}: reward must be a finite number, got {value!r}")

@@ -88,7 +88,8 @@ def _ended(chat: Chat, stored: Sample) -> bool:
     """Return true if the model's last turn was not truncated."""
     wrote = [segment for segment in stored.segments if segment.origin is Origin.MODEL]
     last = stored.tokens[stored.prompt_length + wrote[-1].end - 1] if wrote else None
-    return stored.status is Status.COMPLETED or last in chat.stop_ids
+    cut = stored.stop_reason == "length"  # also if the last allowed token was an end token
+    return stored.status is Status.COMPLETED or (last in chat.stop_ids and not cut)
 
 
 def recorded_turns(path: Group) -> list[list[int]]:

@@ -155,6 +155,11 @@ def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "Liv
     plugins = Plugins.load(settings)  # outside the event loop, so that Ctrl-C ends an import at once
     if plugins.agents and plugins.generate is None:
         return check_agent(settings, live)
+    if plugins.agents:
+        said = (
+            f"{settings.rollout.custom_generate_function_path} is an agent in Python, which agentrl check does not play"
+        )
+        raise SettingsError(f"{said}; agentrl rollout --num-rollout 1 plays it")
     played = CheckedPlay()
 
     def leave() -> None:

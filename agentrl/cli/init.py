@@ -33,7 +33,8 @@ def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
     answers with what was found. An environment of your own then earns rewards."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not force:
         raise SettingsError(f"{path} is there and not empty; choose another PATH or pass --force")
-    (path / INDEX).unlink(missing_ok=True)  # of an older model, whose files it names
+    if (old := path / INDEX).is_file():  # of an older model, whose files it names
+        old.unlink()
     if skilled:
         source = click.get_current_context().get_parameter_source
         if fixed := [name for name in shape if name != "seed" and source(name) is not ParameterSource.DEFAULT]:

@@ -3,6 +3,7 @@
 import json
 import keyword
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from string import Template
@@ -27,8 +28,10 @@ def command(path: Path) -> None:
 
     It runs as it is, on a laptop; then make it yours."""
     module = re.sub(r"\W", "_", path.resolve().name)
-    if not module.isidentifier() or keyword.iskeyword(module) or not module.isascii():
-        raise SettingsError(f"{path}: the folder's name becomes a Python module's; begin it with a letter, as my_env")
+    taken = module in sys.stdlib_module_names or module in ("agentrl", "path", "sample")  # names of the project's files
+    if not module.isidentifier() or module[0] == "_" or keyword.iskeyword(module) or not module.isascii() or taken:
+        said = f"{path}: the folder's name becomes a Python module's; begin it with a letter, as my_env"
+        raise SettingsError(f"{said}, and take no name of Python's or agentrl's")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise SettingsError(f"{path} is there and not empty; choose another PATH")
     people = json.dumps(_PEOPLE, indent=4).replace('"\n}', '",\n}')

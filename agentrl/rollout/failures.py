@@ -134,6 +134,7 @@ def mask_out(sample: Sample) -> Sample:
     sample.remove_sample = True
     if not _whole(sample) and not sample.hosted:
         sample.set_prompt_tokens(sample.tokens[:1] or [0])
+        sample.multimodal_train_inputs = None  # its images have no places in this token
     if sample.reward is None:
         sample.reward = 0.0
     return sample

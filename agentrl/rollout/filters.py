@@ -1,14 +1,13 @@
 """The decision on a finished group: keep it, or drop it with a reason. Also masks tokens that are too stale. A group
 filter is `fn(args, samples) -> bool` (or an object with `keep` and `reason`), called once per group."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import PluginError
 from agentrl.groups import Group
-from agentrl.plugins import defined_at, load_object, user_code
+from agentrl.plugins import defined_at, is_async, load_object, user_code
 from agentrl.sample import Sample, version_number
 
 
@@ -40,7 +39,7 @@ def load_filter(path: str) -> GroupFilter:
     """Load `--dynamic-sampling-filter-path`. Raises PluginError: it is missing, or no function of `(args, samples)`."""
     flag = "--dynamic-sampling-filter-path"
     found: GroupFilter = load_object(path, what=flag, default_names=("filter", "keep"))
-    if not callable(found) or inspect.iscoroutinefunction(found):
+    if not callable(found) or is_async(found):
         raise PluginError(f"{flag} {path}: expected a plain function (args, samples) -> bool, got {found!r:.80}")
     return found
 

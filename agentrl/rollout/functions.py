@@ -24,7 +24,7 @@ import anyio
 
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, PluginError, SampleError, raised_as
-from agentrl.plugins import defined_at, load_object, must_propagate, positional, user_code
+from agentrl.plugins import defined_at, is_async, load_object, must_propagate, positional, user_code
 from agentrl.rollout.failures import bad_result, between, guarded
 from agentrl.sample import Sample, Status
 from agentrl.tools.threads import result_of
@@ -73,7 +73,7 @@ class GenerateFunction:
     @classmethod
     def of(cls, function: Any, name: str) -> "GenerateFunction":
         """Inspect a function; `name` is used in messages."""
-        if not inspect.iscoroutinefunction(function):
+        if not is_async(function):
             raise PluginError(
                 f"{name}: expected an async function, got {_kind(function)}; write `async def generate(...)`"
             )
@@ -189,7 +189,7 @@ class RewardFunction:
     @property
     def plain(self) -> bool:
         """True if the function is not async, so that it runs in a thread."""
-        return not inspect.iscoroutinefunction(self.function)
+        return not is_async(self.function)
 
     async def __call__(self, args: Any, samples: Sequence[Sample]) -> list[Any]:
         """Return the raw rewards of `samples`, in order. Their number is checked, their values are not."""

@@ -4,7 +4,7 @@
 2. Failures follow the policy table of the settings and are counted by blame and kind.
 3. Finished samples from a data source (replayed from its buffer) are used unchanged, not generated again."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
@@ -16,7 +16,7 @@ import anyio
 from agentrl.engine.hosted import KIND as HOSTED_KIND
 from agentrl.engine.hosted import NO_TOKENS
 from agentrl.engine.wire import SamplingParams
-from agentrl.errors import EnvFailure, Failure, GraderFailure, TrajectoryPlace, TrajectoryTimeout
+from agentrl.errors import EnvFailure, Failure, GraderFailure, SampleError, TrajectoryPlace, TrajectoryTimeout
 from agentrl.groups import Group
 from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
@@ -176,6 +176,7 @@ class _Play:
         if not grader.by_group:
             await grader.grade(_seen(generated, generate), generate)
             share_reward(generated)
+            self._check_entry(generated)
             self.tally.add(graded=1)
         return generated
 
@@ -231,10 +232,24 @@ class _Play:
             grading = self.player.grader.grade(samples, self.player.generate)
             place = TrajectoryPlace(samples[0].group_index)
             await guarded(grading, what="grading", failure=GraderFailure, place=place)
+            self._check_entry(samples)
         except Failure as failure:
             self.tally.stats += RolloutStats.of(failure)
             self._drop(failure)
         self.tally.add(graded=sum(sample.status is not Status.FAILED for sample in samples))
+
+    def _check_entry(self, samples: Sequence[Sample]) -> None:
+        """Check the trained entry of dict rewards; remove invalid rewards. Raises GraderFailure: an entry is invalid."""
+        key = (self._settings.eval_reward_key if self.evaluation else None) or self._settings.reward_key
+        for sample in samples:
+            try:
+                if key and isinstance(sample.reward, dict):
+                    sample.get_reward_value(key)
+            except SampleError as error:
+                for member in samples:
+                    member.reward = None
+                said = f"the reward of sample index={sample.index} cannot be used: {error}"
+                raise GraderFailure(said, kind="grader_bad_reward") from error
 
 
 def _seen(members: list[Sample], generate: GenerateFunction | str | None) -> list[Sample]:

@@ -24,7 +24,7 @@ from agentrl.errors import AgentRLError, ContextOverflow, EnvFailure
 from agentrl.rollout.agent_loop import count, sample_turn
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.environment import closing, make_environment
-from agentrl.sample import GROWN, Message, Sample, Status
+from agentrl.sample import GROWN, Message, Origin, Sample, Status
 from agentrl.tools import Toolbox
 
 
@@ -100,6 +100,8 @@ class Recorder:
 
     def _show(self, talk: Conversation, new: list[Message]) -> None:
         if not new:
+            if not (said := talk.sample.segments) or said[-1].origin is not Origin.MODEL:
+                return  # the last call failed before the model answered
             raise _bad_call("generate_single was called twice with nothing new in the conversation")
         shown = talk.append_messages(new)
         if shown is AppendResult.SPLIT:
@@ -117,6 +119,7 @@ class Recorder:
         mine = [r for r in free if r.owner is sample or r.given is sample.prompt] or free
         if not mine:
             return False
+        mine = [r for r in mine if r.talk.turns] or mine  # the others are of calls that failed
         if len(mine) > 1 and mine[0].owner is not sample:
             raise _bad_call(
                 f"{len(mine)} recorded conversations could be sample {sample.index}'s; call build_loss_mask(sample) "

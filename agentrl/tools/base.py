@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from agentrl.clock import Deadline, waiting
 from agentrl.errors import Failure, PluginError, SandboxUnavailable, ToolFailure, first_error
 from agentrl.media import is_picture
-from agentrl.plugins import must_propagate
+from agentrl.plugins import is_async, must_propagate
 from agentrl.tools.arguments import (
     Arguments,
     Content,
@@ -100,8 +100,7 @@ class Tool:
         self._arguments = arguments or of_function(function, self.name, argument_descriptions)
         known = {*self._arguments.schema.get("properties", ()), *self._arguments.injected}
         self.stray = [] if arguments else [described for described in argument_descriptions if described not in known]
-        called = getattr(function, "__call__", None)  # noqa: B004 - an object may have `async def __call__`
-        self._is_async = any(map(inspect.iscoroutinefunction, (function, called)))
+        self._is_async = is_async(function)
 
     @property
     def schema(self) -> dict[str, Any]:

@@ -169,23 +169,28 @@ def _square(x: float, y: float, half: float) -> tuple[float, float, float, float
     return x - half, y - half, x + half, y + half
 
 
-def write_data(folder: Path, seed: int, shapes: int = 1, blank: bool = False) -> tuple[Path, Path]:
+def write_data(
+    folder: Path, seed: int, shapes: int = 1, blank: bool = False, instruction: str = ""
+) -> tuple[Path, Path]:
     """Write `train.jsonl` and `test.jsonl`; the test questions are the same for every seed. See `main`."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     splits: tuple[tuple[Split, int, int], ...] = (("train", TRAIN_QUESTIONS, seed), ("test", TEST_QUESTIONS, 0))
     for split, count, own_seed in splits:
         asked = islice(questions(split, own_seed, shapes), count)
-        lines = (json.dumps(row(question, blank)) + "\n" for question in asked)
+        lines = (json.dumps(row(question, blank, instruction)) + "\n" for question in asked)
         (file := folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
         files.append(file)
     return files[0], files[1]
 
 
-def row(question: Question, blank: bool = False) -> dict[str, Any]:
+def row(question: Question, blank: bool = False, instruction: str = "") -> dict[str, Any]:
     """Return the prompt row of a question; the picture is a part of the message, in OpenAI's form."""
     picture = draw(() if blank else question.things)
-    content = [{"type": "image_url", "image_url": {"url": data_url(picture)}}, {"type": "text", "text": question.text}]
+    content = [
+        {"type": "image_url", "image_url": {"url": data_url(picture)}},
+        {"type": "text", "text": f"{question.text} {instruction}".strip()},
+    ]
     return {"prompt": [{"role": "user", "content": content}], "label": question.answer}
 
 
@@ -201,9 +206,10 @@ def data_url(picture: Image.Image) -> str:
 @click.option("--seed", default=0, help="Of the training questions.")
 @click.option("--shapes", default=1, type=click.IntRange(1, len(COLOURS)), help="Most shapes of a picture.")
 @click.option("--blank", is_flag=True, help="Show empty pictures, to measure what guesses earn.")
-def main(output_dir: Path, seed: int, shapes: int, blank: bool) -> None:
+@click.option("--instruction", default="", help="Text after each question, for models that would answer in sentences.")
+def main(output_dir: Path, seed: int, shapes: int, blank: bool, instruction: str) -> None:
     """Write the prompts."""
-    click.echo("\n".join(map(str, write_data(output_dir, seed, shapes, blank))))
+    click.echo("\n".join(map(str, write_data(output_dir, seed, shapes, blank, instruction))))
 
 
 if __name__ == "__main__":

@@ -85,6 +85,8 @@ def _row(text: str, label: str, metadata: dict[str, Any], before: Sequence[Messa
 @click.option("--shots", default=0, help="Worked examples before each made-up question.")
 def main(what: str, output_dir: Path, tools: bool, seed: int, shots: int) -> None:
     """Write the prompts of one of the two tasks."""
+    if (shots or seed) if what == "hotpotqa" else tools:
+        raise click.UsageError("--shots and --seed are of made-up, --tools is of hotpotqa")
     if what == "hotpotqa":
         files = write_hotpotqa(output_dir, TOOLS if tools else TAGS)
     else:

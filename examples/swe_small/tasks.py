@@ -71,7 +71,7 @@ def make_task(number: int, seed: int = 0) -> Task:
         passing = [at for at in range(len(calls)) if right[at] == wrong[at]]
         if len(failing) >= FAILING and len(passing) > VISIBLE:
             break
-    shown, hidden = failing[0], [*failing[1 : HIDDEN + 1], *passing[VISIBLE : VISIBLE + HIDDEN]]
+    shown, hidden = failing[0], [*(failing[1 : HIDDEN + 1] or failing), *passing[VISIBLE : VISIBLE + HIDDEN]]
     package = rng.choice(PACKAGES)
     path = f"{package}/{bug.module}.py"
     others = [other for other in rng.sample(BUGS, 4) if other is not bug][:3]

@@ -59,7 +59,14 @@ def test_a_new_project_passes_its_tests_check_and_preflight(here: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [("2048", "begin it with a letter"), ("class", "becomes a Python module's"), ("full", "is there and not empty")],
+    [
+        ("2048", "begin it with a letter"),
+        ("class", "becomes a Python module's"),
+        ("calendar", "no name of Python's"),
+        ("sample", "or agentrl's"),
+        ("_1", "begin it"),
+        ("full", "is there and not empty"),
+    ],
 )
 def test_a_project_that_cannot_be_is_refused(
     path: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]

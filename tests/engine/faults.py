@@ -95,10 +95,12 @@ class FaultyServer:
         return web.json_response({"weight_version": self.version, **self.info})
 
     async def control(self, request: web.Request) -> web.Response:
+        self.paths.append(f"{request.method} {request.path_qs}")
         return web.Response()
 
     async def load(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
+        self.paths.append(f"{request.method} {request.path_qs}")
         self.loaded.append(body["model_path"])
         if self.load_gate is not None:
             await self.load_gate.wait()

@@ -18,7 +18,7 @@ from agentrl.engine.transport import _seconds
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import SECRET, ContextOverflow, EngineFailure, EngineRejected, EngineTimeout, ModelFailure
 from agentrl.media import Image
-from tests.engine.faults import FaultyServer, Reply, reset, retry_after, serving, status
+from tests.engine.faults import FaultyServer, Reply, reset, retry_after, serving, status, until
 from tests.support.vision import picture
 
 PARAMS = SamplingParams(
@@ -271,6 +271,21 @@ async def test_nothing_is_sent_during_a_pause() -> None:
             assert server.generates == []
             await model.resume()
     assert len(server.generates) == 1
+
+
+async def test_no_more_than_the_allowed_requests_are_in_flight() -> None:
+    async def held(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        await server.aborted.wait()
+        return await HELLO(server, body, request)
+
+    async with hosted(held, sglang_server_concurrency=2) as (model, server), anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(model.turn, ASKED, None, PARAMS)
+        await until(lambda: len(server.generates) >= 2)
+        await anyio.wait_all_tasks_blocked()
+        assert len(server.generates) == 2
+        server.aborted.set()
+    assert len(server.generates) == 5
 
 
 async def test_token_ids_are_refused_by_name() -> None:

@@ -370,6 +370,41 @@ async def test_probes_missed_long_ago_do_not_count() -> None:
         assert pool._registry.counts["lost"] == 0
 
 
+class Unanswered(Scripted):
+    """Answers no try, and needs 250 s for an update."""
+
+    tried: anyio.Event
+
+    async def exchange(
+        self, method: str, url: str, body: bytes | None = None, headers: Headers = None, sink: Sink = None
+    ) -> Reply:
+        if url.endswith("/health_generate"):
+            self.tried.set()
+            await anyio.sleep_forever()
+        if url.endswith("/update_weights_from_disk"):
+            await anyio.sleep(250)
+        return await super().exchange(method, url, body, headers, sink)
+
+
+@virtual_time
+async def test_an_update_that_begins_during_a_try_makes_no_engine_hang(tmp_path: Path) -> None:
+    transport = Unanswered([Reply(200, b"")], [200])
+    transport.tried = anyio.Event()
+    async with EnginePool(["http://one"], FAST, vocab_size=512, transport=transport) as pool:
+        await transport.tried.wait()
+        await pool.receive(DiskUpdate(str(tmp_path)), "7")
+        assert pool._registry.counts["lost"] == 0
+
+
+async def test_an_engine_that_answers_again_is_resumed() -> None:
+    """The process that paused it may have ended."""
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.1})
+    async with serving(ok([5])) as server, EnginePool([server.url], settings, vocab_size=512) as pool:
+        pool._registry.lost(pool.members[0])
+        await until(lambda: pool.members[0].weights == "current")
+        assert "POST /continue_generation" in server.paths
+
+
 class Away(Scripted):
     """Refuses connections before this time on the loop's clock. The next request then finds a restarted engine."""
 

@@ -17,6 +17,7 @@ from agentrl import Sample
 from agentrl.chat import Chat
 from agentrl.chat.demonstration import to_sample
 from agentrl.chat.messages import ToolCall
+from agentrl.chat.render_turn import unread_call
 from agentrl.config import Args, RunSettings
 from agentrl.demo.example import run_example
 from agentrl.envs import Environment, Turn, load_environment
@@ -43,6 +44,7 @@ from examples.geo3k_vlm.scenes import (
     write_data,
 )
 from tests.support.nightly import weekly
+from tests.support.tiny_models import make_tokenizer
 from tests.support.vision import tiny_vlm
 
 FOLDER = Path("examples/geo3k_vlm")
@@ -184,6 +186,12 @@ def test_the_settings_hold_together(name: str) -> None:
     assert isinstance(settings.rollout.env, str)
     assert issubclass(load_environment(settings.rollout.env), Environment)
     assert settings.train.train_backend == "fsdp"
+    if path := settings.rollout.chat_template_path:
+        chat = Chat(make_tokenizer(), chat_template=Path(path).read_text())
+        tools = CropEnv.create(ARGS).toolbox.schemas
+        assert '"name": "crop"' in chat.decode(chat.render_ids([{"role": "user", "content": "Which side?"}], tools))
+        assert unread_call(chat) is None
+        assert chat.turn_parser.family.name == "hermes"
 
 
 @pytest.mark.slow

@@ -50,6 +50,11 @@ async def test_the_oracle_patch_passes_and_the_empty_patch_fails(number: int, tm
     assert await grade(task, tmp_path) == 1.0
 
 
+def test_a_task_with_one_failing_call_has_a_hidden_test_that_fails() -> None:
+    task = make_task(8, 7)
+    assert list(task.expected) != results(BUGS[8].broken, task.calls)
+
+
 @pytest.mark.parametrize("seed", nightly(range(5), everyday=(0,)))
 def test_tasks_are_reproducible_and_hidden_tests_are_not_shown(seed: int) -> None:
     assert len({bug.module for bug in BUGS}) == len(rows(seed)) == 20

@@ -251,8 +251,10 @@ async def test_clients_with_a_common_prefix_stay_with_the_engines_that_answered(
 
 async def test_a_request_whose_client_has_gone_is_aborted_and_one_can_be_aborted_by_its_rid() -> None:
     async with serving(late) as server, over(server) as (client, _):
-        with pytest.raises(httpx.ReadTimeout):
-            await client.post("/generate", json={"input_ids": [1], "rid": "mine"}, timeout=0.2)
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(client.post, "/generate", json={"input_ids": [1], "rid": "mine"}))
+            await server.arrived.wait()
+            group.cancel_scope.cancel()
         await until(lambda: bool(server.aborts))
         assert (await client.post("/abort_request", json={"rid": "other"})).status_code == 200
         assert server.aborts == [server.generates[0]["rid"], "other"]

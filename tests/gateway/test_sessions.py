@@ -241,8 +241,10 @@ async def test_a_session_with_a_request_in_flight_is_not_idle() -> None:
         now += 11
         second = asyncio.ensure_future(ask(served, base, [*BEGUN, *BEGUN]))
         await until(lambda: session.counts["requests"] == 2 or second.done())
+        now += 11
         engine.gate.set()
         assert [(await first).status_code, (await second).status_code] == [200, 200]
+        assert (await ask(served, base, BEGUN)).status_code == 200, "the idle time begins at a request's end"
         now += 11
         assert "idle_seconds" in (await ask(served, base, BEGUN)).text
 

@@ -269,6 +269,34 @@ async def test_a_conversation_that_could_be_several_samples_is_refused(chat: Cha
             build_loss_mask(Sample(index=7, prompt="question 0"))
 
 
+class Hanging(ScriptedEngine):
+    """Does not answer the call with this number."""
+
+    hangs = 0
+
+    async def generate(self, *given: Any, **options: Any) -> Any:
+        if len(self.calls) == self.hangs:
+            self.hangs = -1
+            await anyio.sleep_forever()
+        return await super().generate(*given, **options)
+
+
+@pytest.mark.parametrize(("hangs", "copied"), [(0, False), (0, True), (1, False)])
+async def test_a_call_that_ended_without_an_answer_may_be_made_again(chat: Chat, hangs: int, copied: bool) -> None:
+    engine = Hanging(chat, [f"fine{END}"])
+    engine.hangs, conversation, sample = hangs, [{"role": "user", "content": "hello"}], Sample(index=0)
+    used = recorder(chat, engine, 0)
+    async with recording(used):
+        for _ in range(2):
+            answer = None
+            while answer is None:
+                with anyio.move_on_after(0 if len(engine.calls) == engine.hangs else None):
+                    answer = await generate_single(list(conversation) if copied else conversation)
+            conversation += [{"role": "assistant", "content": "fine"}, {"role": "user", "content": "and?"}]
+        assert used.claim(sample)
+    assert sum(sample.loss_mask or ()) == 2 * len(chat.encode(f"fine{END}"))
+
+
 async def test_asking_twice_with_nothing_new_is_refused(chat: Chat) -> None:
     engine = ScriptedEngine(chat, [f"fine{END}"])
     conversation = [{"role": "user", "content": "hello"}]

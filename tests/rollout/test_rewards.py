@@ -101,6 +101,33 @@ async def test_dict_rewards_and_their_keys(chat: Chat) -> None:
     assert result.metrics["reward"] == 0.5
 
 
+@pytest.mark.parametrize("reward", [{"score": None}, {"score": True}, {"other": 1.0}])
+@pytest.mark.parametrize("by_group", [False, True])
+async def test_a_dict_without_a_usable_entry_is_the_graders_failure(chat: Chat, reward: Any, by_group: bool) -> None:
+    def graded(sample: Sample) -> Any:
+        return reward if sample.group_index == 1 else {"score": 1.0}
+
+    async def one(args: Any, sample: Sample) -> Any:
+        return graded(sample)
+
+    async def every(args: Any, samples: list[Sample]) -> list[Any]:
+        return [graded(sample) for sample in samples]
+
+    store = Store()
+    batch, _ = build(
+        chat,
+        [f"fine{END}"],
+        reward=every if by_group else one,
+        store=store,
+        reward_key="score",
+        group_rm=by_group,
+    )
+    result = await batch.run(0)
+    assert store.fate[1] == "dropped:grader/grader_bad_reward"
+    assert len(result.groups) == 3
+    assert "cannot be used: " in result.stats.last_failure
+
+
 async def test_group_rewards_see_whole_groups_in_evaluation_too(chat: Chat) -> None:
     seen: list[int] = []
 

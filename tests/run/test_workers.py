@@ -314,6 +314,17 @@ async def test_a_call_that_is_cancelled_before_it_begins_is_answered_too() -> No
         assert [answer.call for answer in await server.answers()] == [5]
 
 
+async def test_a_cancelled_call_ends_though_its_worker_does_not_confirm_it() -> None:
+    farm = Farm()
+    async with farm.open(engine_control_timeout=0.1) as workers:
+        call = farm.play(workers, 0)
+        await settle()
+        call.cancel()
+        ended, _ = await asyncio.wait([call], timeout=30)
+        assert ended, "it waits for a worker that says nothing"
+        assert [order.what for order in farm.started[0].orders[1:]] == [None]
+
+
 async def test_errors_of_a_worker_are_raised_and_figures_are_added_up() -> None:
     farm = Farm()
     async with farm.open() as workers:

@@ -76,8 +76,8 @@ async def test_what_a_program_leaves_for_its_end_is_done(safe: Sandbox) -> None:
     code = """
 import atexit, threading
 atexit.register(print, "last")
-threading.Timer(0.05, print, args=["thread"]).start()
 print("main")
+threading.Timer(0.05, print, args=["thread"]).start()
 """
     assert (await safe.run(code)).stdout == "main\nthread\nlast\n"
 
@@ -126,14 +126,16 @@ async def test_random_numbers_differ(safe: Sandbox) -> None:
 
 async def test_cancellation_ends_the_process(box: Sandbox) -> None:
     async with anyio.create_task_group() as group:
-        group.start_soon(box.run, named("cancelled"))
-        await until(lambda: processes_called("cancelled") == 1)
+        group.start_soon(box.run, named("cancelled-box"))
+        await until(lambda: processes_called("cancelled-box") == 1)
         group.cancel_scope.cancel()
-    assert processes_called("cancelled") == 0
+    assert processes_called("cancelled-box") == 0
     session = await box.session().__aenter__()
-    with anyio.move_on_after(0.3):
-        await session.run(named("cancelled"))
-    assert processes_called("cancelled") == 0
+    async with anyio.create_task_group() as group:
+        group.start_soon(session.run, named("cancelled-run"))
+        await until(lambda: processes_called("cancelled-run") == 1)
+        group.cancel_scope.cancel()
+    assert processes_called("cancelled-run") == 0
     assert (await session.run("1")).note == "the session was restarted after: cancelled; earlier variables are gone"
     await session.__aexit__(None, None, None)
 

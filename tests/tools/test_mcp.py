@@ -87,6 +87,14 @@ async def test_calls_run_side_by_side() -> None:
     assert answers == {number: str(number + 1) for number in range(50)}
 
 
+async def test_a_call_that_hangs_holds_up_no_other_one() -> None:
+    async with both("stdio") as tools, anyio.create_task_group() as group:
+        group.start_soon(tools.run, "hang", {})
+        await anyio.wait_all_tasks_blocked()
+        assert (await tools.run("add", {"a": 1, "b": 2})).text == "3"
+        group.cancel_scope.cancel()
+
+
 @pytest.mark.slow
 async def test_a_hanging_call_meets_its_deadline() -> None:
     async with both("stdio", timeout=0.5) as tools:
