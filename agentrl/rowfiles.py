@@ -179,7 +179,7 @@ def _decoded(array: Any) -> int:
         lengths = pc.binary_length(array.dictionary.take(uses.field("values")))
         return int(pc.sum(pc.multiply(lengths, uses.field("counts"))).as_py() or 0)
     if pa.types.is_map(kind):  # `flatten` does not take maps
-        first, *_, last = array.offsets.to_pylist()
+        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
         return _decoded(array.values.slice(first, last - first))
     if pa.types.is_struct(kind):
         return sum(map(_decoded, array.flatten()))

@@ -24,11 +24,12 @@ _log = logging.getLogger(__name__)
 def find_ledger(file: Path, ledger_dir: str | None) -> Path:
     """Return the ledger of the run whose folder has `file`: the one below `ledger_dir` if this machine has it, else
     `file`."""
-    home = read_meta(file).get("home") if ledger_dir else None
-    found = Path(ledger_dir or "").expanduser().resolve() / (home or "") / file.name
+    if ledger_dir is None or (home := read_meta(file).get("home")) is None:
+        return file
+    found = Path(ledger_dir).expanduser().resolve() / home / file.name
     owner = Path(text.read_text()) if (text := found.with_name(_OWNER)).is_file() else file
-    copied = owner != file.resolve() and owner.is_file()  # this run's folder is a copy of another run's
-    return found if home and found.is_file() and not copied else file
+    copied = owner.is_file() and not owner.samefile(file)  # this run's folder is a copy of another run's
+    return found if found.is_file() and not copied else file
 
 
 def place_ledger(file: Path, ledger_dir: str | None) -> Path:

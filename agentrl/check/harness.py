@@ -86,7 +86,7 @@ class Harness:
         play; default: the first prompts. `most`: maximum rows of each environment; default: a few."""
         plugins, rollout, stages = Plugins.load(settings), settings.rollout, []
         several = isinstance(settings.rollout.env, dict)  # the rows of one may come late in the data
-        drawn, made_up = (list(given), False) if given else first_rows(settings, 1_000 if several else most)
+        drawn, made_up = (list(given), False) if given else first_rows(settings, 500 if several else most)
         async with AsyncExitStack() as stack:
             graders = await stack.enter_async_context(GraderRunner(settings.rm_hub))
             entries: Mapping[str, EnvSpec] = plugins.environments or {}

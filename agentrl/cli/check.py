@@ -155,7 +155,7 @@ def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "Liv
     plugins = Plugins.load(settings)  # outside the event loop, so that Ctrl-C ends an import at once
     if plugins.agents and plugins.generate is None:
         return check_agent(settings, live)
-    if plugins.agents:
+    if plugins.generate is not None and plugins.generate.agent:
         said = (
             f"{settings.rollout.custom_generate_function_path} is an agent in Python, which agentrl check does not play"
         )

@@ -33,12 +33,11 @@ def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
     answers with what was found. An environment of your own then earns rewards."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not force:
         raise SettingsError(f"{path} is there and not empty; choose another PATH or pass --force")
-    if (old := path / INDEX).is_file():  # of an older model, whose files it names
-        old.unlink()
     if skilled:
         source = click.get_current_context().get_parameter_source
         if fixed := [name for name in shape if name != "seed" and source(name) is not ParameterSource.DEFAULT]:
             raise SettingsError(f"--skilled has a shape of its own; leave out --{fixed[0].replace('_', '-')}")
+        _remove_index(path)
         shutil.copytree(shipped("tools"), path, dirs_exist_ok=True)
         click.echo(f"{path}: a model that calls a tool and repeats what it finds; it is the same for every --seed")
         click.echo(f"Next: agentrl check {path}")
@@ -48,6 +47,13 @@ def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
     from agentrl.tiny import create
 
     logging.disable_progress_bar()
+    _remove_index(path)
     made = create(path, draw_pad_row=True, **shape)  # type: ignore[arg-type]
     click.echo(f"{path}: {shape['arch']}, {made.num_parameters():,} parameters, {made.config.vocab_size} tokens")
     click.echo(f"Next: agentrl check {path}")
+
+
+def _remove_index(path: Path) -> None:
+    """Remove the index of an older, sharded model."""
+    if (old := path / INDEX).is_file():
+        old.unlink()

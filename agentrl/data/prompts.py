@@ -18,7 +18,6 @@ from agentrl.errors import DataError, MediaError, TemplateError, raised_as
 from agentrl.media import Image, is_image, take_images
 from agentrl.rowfiles import json_type, open_rows, read_json, split_slice
 from agentrl.sample import RECORDED, Message
-from agentrl.settings import flag_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Roles that messages of a prompt may have. Many chat templates silently leave out messages of other roles."""
@@ -83,7 +82,7 @@ class PromptData:
             key, usual = getattr(self._settings, name), DataSettings.model_fields[name].default
             if key != usual and not any(key in self._file.read(at) for at in self._rows):
                 has = _names(self._file.read(self._rows[0]))
-                remedy = f"the first has {has}; correct {flag_of(name)}, or leave it out"
+                remedy = f"the first has {has}; correct the key, or leave it out"
                 raise DataError(f"{self.path}: no row has a field {key!r}; {remedy}")
 
     def __getitem__(self, index: int) -> PromptRow:

@@ -6,7 +6,7 @@
    reachable, a call waits up to `engine_absence_timeout`.
 3. Answers of stale weights are discarded.
 4. Requests that `interrupt` ended continue; `abort` returns the tokens so far. If another client aborts a request, the
-   request continues if it has tokens. Otherwise it counts as failed.
+   request continues if it has tokens, or if the pool follows another one. Otherwise it counts as failed.
 5. An answer that is also streamed is not sent to another engine once a part of it was passed on."""
 
 import re

@@ -308,7 +308,8 @@ class SessionTree:
             node.parent.children.append(node)
 
     def overflowed(self, node: TurnNode) -> None:
-        """Note that a pending node's prompt does not fit. If no later turn is sampled, the parent's Sample ends with `context`."""
+        """Note that a pending node's prompt does not fit. If no later turn is sampled, the Sample of its parent, or of the
+        last turn of a root's conversation, ends with `context`."""
         family = node.family_root
         before = (other for other in reversed(self.nodes.values()) if other.live and other.family_root is family)
         if (last := node.parent or next(before, None)) is not None:

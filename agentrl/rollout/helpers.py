@@ -100,7 +100,7 @@ class Recorder:
 
     def _show(self, talk: Conversation, new: list[Message]) -> None:
         if not new:
-            if not (said := talk.sample.segments) or said[-1].origin is not Origin.MODEL:
+            if not talk.earlier and (not (said := talk.sample.segments) or said[-1].origin is not Origin.MODEL):
                 return  # the last call failed before the model answered
             raise _bad_call("generate_single was called twice with nothing new in the conversation")
         shown = talk.append_messages(new)

@@ -138,7 +138,8 @@ class Driver:
         self._batch: Batch | None = None
         self._saving: int | None = None
         self._began = self._waited = 0.0
-        self._version = self._far_apart = 0  # of the trainer's weights
+        self._version = 0  # of the trainer's weights
+        self._far_apart = 0
         self._evaluating: anyio.Event | None = None
 
     async def run(self, first: int = 0) -> None:

@@ -227,7 +227,9 @@ def _check_played(settings: RunSettings, purpose: Purpose, model: bool, problems
     for held_out in sets:
         with problems, named(held_out.where):
             seen.append(_eval_rows(held_out, whole))
-            if purpose == "eval" and len(sets) == 1:  # of several, one may lack a field
+            if (
+                purpose == "eval" and len(sets) == 1 and data.prompt_data is None
+            ):  # others may have a field that it lacks
                 held_out.data.check_named()
     with problems:
         if whole and purpose != "eval" and data.prompt_data_check == "full" and data.data_source_path is None:
@@ -271,9 +273,8 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
     if purpose == "train":
         train, reads = settings.train, settings.algorithm.reads
         if train.save_hf and (made := Path(train.save_hf.format(rollout_id=0))).exists():
-            other = (
-                any(made.iterdir()) if not (made / "config.json").is_file() else any(map(Path.is_dir, made.iterdir()))
-            )
+            whole = (made / "config.json").is_file()  # a model of ours; one with LoRA has a folder `adapter`
+            other = any(not whole or (each.is_dir() and each.name != "adapter") for each in made.iterdir())
             if other or made.resolve() == folder.resolve():
                 raise SettingsError(f"--save-hf {train.save_hf}: the model would replace this folder; name a new one")
         _other_model("--load", taken := foreign(train.load))

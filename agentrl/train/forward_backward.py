@@ -19,7 +19,7 @@ from agentrl.algorithms.ops.corrections import mismatch_sums
 from agentrl.lora import LoraShape
 from agentrl.numerics.batch_invariant import batch_invariant
 from agentrl.train.batch import TrainBatch
-from agentrl.train.hooks import TrainHooks
+from agentrl.train.hooks import NO_HOOKS, TrainHooks
 from agentrl.train.logprobs import SamplingSupport, token_log_probs
 from agentrl.train.microbatches import MicrobatchTensors, OutputPositions, Packer
 from agentrl.train.objective import StepInputs
@@ -166,6 +166,10 @@ class ForwardBackward(ABC):
         if found:  # true on the ranks with the last layer: each has at least one microbatch
             zero = torch.zeros((), dtype=torch.float64, device=self.place.device)
             names = sorted({name for sums in found for name in sums})
+            if self.place.hooks is not NO_HOOKS:  # a rank with padding alone has called none, and lacks its names
+                every: list[list[str]] = [[]] * dist.get_world_size(self.place.ranks.dp_cp_group)
+                dist.all_gather_object(every, names, group=self.place.ranks.dp_cp_group)
+                names = sorted(set().union(*every))
             vector = torch.stack([sum((sums[name] for sums in found if name in sums), zero) for name in names])
             dist.all_reduce(vector, group=self.place.ranks.dp_cp_group)
             totals = dict(zip(names, vector.tolist(), strict=True))

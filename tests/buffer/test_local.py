@@ -71,6 +71,22 @@ def test_a_copied_run_folder_gets_a_ledger_of_its_own_and_a_moved_one_keeps_its_
     assert find_ledger(tmp_path / "again" / file.name, local) != first
 
 
+def test_a_ledger_is_found_by_any_path_of_its_run_and_a_stray_file_does_not_matter(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.d").mkdir()
+    file.parent.symlink_to("run.d")
+    local = str(tmp_path / "local")
+    first = place_ledger(file, local)
+    assert find_ledger(Path("run.d", file.name), local) == first
+    (first.parent / "run").unlink()  # as in an older version
+    assert find_ledger(Path("run", file.name), local) == first
+    file.parent.unlink()
+    Path("run").write_bytes(b"\xff")
+    assert find_ledger(Path("other", file.name), None) == Path("other", file.name)
+
+
 def test_two_runs_share_a_folder(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other" / "ledger.sqlite"
     assert place_ledger(file, str(tmp_path / "local")) != place_ledger(other, str(tmp_path / "local"))

@@ -145,7 +145,7 @@ def test_a_missing_label_names_the_fields(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["metadata_key", "tool_key", "image_key"])
 def test_a_named_field_that_no_row_has_is_refused(tmp_path: Path, name: str) -> None:
     file = write_jsonl(tmp_path / "p.jsonl", [{"input": "x"}, {"input": "y", "some": None}])
-    said = f"p.jsonl: no row has a field 'other'; the first has the fields 'input'; correct --{name[:-4]}-key, or leave"
+    said = "p.jsonl: no row has a field 'other'; the first has the fields 'input'; correct the key, or leave"
     with pytest.raises(DataError, match=said):
         open_prompts(DataSettings(prompt_data=str(file), **{name: "other"}))
     lazy = DataSettings(prompt_data=str(file), prompt_data_check="lazy", **{name: "other"})

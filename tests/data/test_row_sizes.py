@@ -56,7 +56,8 @@ def test_what_one_row_has_many_times_is_counted(tmp_path: Path, nested: bool) ->
 def test_maps_are_read_and_counted(tmp_path: Path) -> None:
     kind = pa.map_(pa.string(), pa.string())
     maps = pa.array([[("k", "v")], [], [("a", "b"), ("k", "a" * (MAX_ROW_BYTES + 1))]], kind)
-    rows = open_rows(parquet(tmp_path, pa.table({"input": ["x", "y", "z"], "extra": maps})))
+    empty = pa.array([[], [], []], pa.list_(kind))
+    rows = open_rows(parquet(tmp_path, pa.table({"input": ["x", "y", "z"], "extra": maps, "empty": empty})))
     assert [rows.read(at)["extra"] for at in range(2)] == [[("k", "v")], []]
     with pytest.raises(DataError, match=r"row 2 has 33,554,\d+ bytes"):
         rows.read(2)

@@ -256,6 +256,8 @@ async def test_a_history_that_the_template_would_rewrite_is_refused_and_what_was
         asked.say("and?")
         with pytest.raises(EnvFailure, match="cannot split it; use --template-rewrite-policy keep"):
             await asked.send("the list")
+        with pytest.raises(EnvFailure, match="nothing new in the conversation"):
+            await asked.send("the list")
         used.rescue(sample)
     assert sum(sample.loss_mask or ()) > 0
 

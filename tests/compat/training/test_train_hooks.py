@@ -132,22 +132,23 @@ def test_a_hook_sees_whole_samples_in_every_layout(root: Path, built_in: dict[st
 FEW: dict[str, Any] = {"use_dynamic_batch_size": False, "max_tokens_per_gpu": None, "micro_batch_size": 1}
 
 
-def few(root: Path, name: str, where: RankInfo | None = None) -> Found:
-    """Train three samples, one a microbatch: of two processes, one has a microbatch without samples."""
+def few(root: Path, name: str, samples: int, where: RankInfo | None = None) -> Found:
+    """Train samples, one a microbatch: of two processes, one has a microbatch without samples."""
     with backend(root, HOOKED[name][1], where, num_steps_per_rollout=1, **FEW) as made:
-        metrics = dict(made.train(make_batch(1, 3), 0))
+        metrics = dict(made.train(make_batch(1, samples), 0))
         return [metrics], {name: value.clone().numpy() for name, value in gradients(made)}
 
 
-def few_in_two(rank: int, root: Path, names: list[str]) -> dict[str, Found]:
+def few_in_two(rank: int, root: Path, names: list[str]) -> dict[tuple[str, int], Found]:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{root}/few", rank=rank, world_size=2)
-    return {name: few(root, name, RankInfo(rank, 2, rank)) for name in names}
+    place = RankInfo(rank, 2, rank)
+    return {(name, samples): few(root, name, samples, place) for name in names for samples in (1, 3)}
 
 
 def test_a_process_with_too_few_samples_calls_no_hook_for_its_padding(root: Path) -> None:
-    for name, found in run_ranks(few_in_two, 2, root, ["loss", "weights", "reducer"])[0].items():
-        check(few(root, name), found)
+    for (name, samples), found in run_ranks(few_in_two, 2, root, ["loss", "weights", "reducer"])[0].items():
+        check(few(root, name, samples), found)
 
 
 BY_HELPERS = """
