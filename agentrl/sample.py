@@ -524,8 +524,9 @@ class Sample:
         return arrays, {name: value for name, value in rest.items() if name not in small}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], rest: Mapping[str, Any]) -> Self:
-        """Build a sample from the results of `to_arrays`. Raises SampleError as `from_dict` does."""
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], rest: Mapping[str, Any], *, compact: bool = False) -> Self:
+        """Build a sample from the results of `to_arrays`, with lists, or with arrays as `compact` makes them. Raises
+        SampleError as `from_dict` does."""
         held: dict[str, array[Any]] = {}
         pixels, routing = dict[str, Any](), arrays.get(_ROUTED)
         for name, values in arrays.items():
@@ -538,9 +539,8 @@ class Sample:
                 raise SampleError(f"the array {name!r:.80} of {values.dtype} is none of a sample's: {_COMPACT}")
             held[name] = array(_COMPACT[name], values.tobytes())
         sample = cls.from_dict({**rest, **held, _ROUTED: routing, _PIXELS: pixels or None})
-        for name, numbers in held.items():
-            if name not in _KEPT:
-                setattr(sample, name, numbers.tolist())
+        for name in () if compact else held.keys() - set(_KEPT):
+            setattr(sample, name, held[name].tolist())
         return sample
 
 

@@ -85,8 +85,8 @@ def split_group(data: bytes) -> tuple[bytes, bytes]:
     return _joined(small, images, b""), routing
 
 
-def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
-    """Decode a group; messages call it `what`. Raises SampleError: the bytes are damaged or of another version."""
+def decode_group(data: bytes, what: str = "stored group", *, compact: bool = False) -> list[Sample]:
+    """Decode a group, with samples as `Sample.compact` makes them if asked; messages call it `what`. Raises SampleError: the bytes are damaged or of another version."""
     try:
         small, pictures, routing = _parts(data)
         plain = zlib.decompress(small)
@@ -109,7 +109,7 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
         samples = []
         for own, rest in zip(arrays, header["rest"], strict=True):
             held = {name: images[name] for name in rest.pop("images", ())}
-            samples.append(Sample.from_arrays(own, rest))
+            samples.append(Sample.from_arrays(own, rest, compact=compact))
             samples[-1].images = held
         return samples
     except SampleError as error:

@@ -238,10 +238,10 @@ class Ledger(LedgerFile):
             db.executemany("UPDATE groups SET train_step=? WHERE group_id=?", [(step, group_id) for group_id in free])
             return select_ids(db, completed.format("= ?"), step)
 
-    def samples(self, group_id: int) -> Group:
-        """Return the stored samples of a group. Raises LedgerError: the group was not completed, or its samples were
+    def samples(self, group_id: int, *, compact: bool = False) -> Group:
+        """Return the stored samples of a group, as `decode_group` does. Raises LedgerError: the group was not completed, or its samples were
         pruned. Raises SampleError: they are damaged."""
-        return decode_group(self.encoded(group_id), f"group {group_id} in ledger {self.path}")
+        return decode_group(self.encoded(group_id), f"group {group_id} in ledger {self.path}", compact=compact)
 
     def encoded(self, group_id: int) -> bytes:
         """Return the stored samples as bytes, encoded by `codec`. Raises LedgerError as `samples` does."""

@@ -117,7 +117,7 @@ class GroupQueue(GroupStore):
     ) -> None:
         """Store a finished group durably, then pass it to the source's `add_samples` if it is new."""
         if data and not samples:  # another process played the group
-            samples = decode_group(data, f"group {group_id}")
+            samples = decode_group(data, f"group {group_id}", compact=self._placed is not None)
         if handed := self._placed is None and group_id not in self._replayed:
             self._handing.add(group_id)
         self.ledger.complete(group_id, samples, data, rewards)
@@ -128,7 +128,7 @@ class GroupQueue(GroupStore):
                 self.source.add_samples([list(samples)])
                 self._handing.discard(group_id)
         if self._placed is not None:  # a user's source may keep these samples and change them
-            self._completed[group_id] = _compact(samples)
+            self._completed[group_id] = [sample.compact() for sample in samples]
 
     def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = (), rewards: Sequence[float] = ()) -> None:
         self.ledger.drop(group_id, reason, rewards)
@@ -153,7 +153,7 @@ class GroupQueue(GroupStore):
     def next_batch(self, n: int, step: int) -> list[Group]:
         """Return a batch (see `GroupStore`, `Ledger.assign_batch`). Later calls read a full batch from the ledger."""
         ids = self.ledger.assign_batch(n, step)
-        groups = [self._completed.get(group_id) or _compact(self.ledger.samples(group_id)) for group_id in ids]
+        groups = [self._completed.get(group_id) or self.ledger.samples(group_id, compact=True) for group_id in ids]
         for group_id in ids if len(ids) >= n else ():
             self._completed.pop(group_id, None)
         return groups
@@ -181,7 +181,3 @@ class GroupQueue(GroupStore):
 
     def checkpointed(self, step: int) -> None:
         self.ledger.checkpointed(step)
-
-
-def _compact(samples: Sequence[Sample]) -> Group:
-    return [sample.compact() for sample in samples]

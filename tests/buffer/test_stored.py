@@ -52,6 +52,8 @@ def samples(draw: st.DrawFn) -> Sample:
 @given(st.lists(samples(), max_size=4))
 def test_bytes_round_trip(group: list[Sample]) -> None:
     assert decode_group(encode_group(group)) == group
+    compact = [sample.compact() for sample in decode_group(encode_group(group))]
+    assert repr(decode_group(encode_group(group), compact=True)) == repr(compact)
 
 
 def test_log_probs_are_stored_as_what_is_trained_with() -> None:
