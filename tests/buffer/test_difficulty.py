@@ -225,14 +225,17 @@ def test_the_metrics_are_of_draws_and_groups_since_the_last_call(tmp_path: Path)
         assert queue.figures() == {"prompts/seen": 0, "prompts/estimated_success": 0.5}
         queue.complete(group_id(first), finished(0), rewards=(0.0, 1.0))
         queue.complete(group_id(second), finished(1), rewards=(0.25, 0.25))
-        queue.drop(group_id(third), "failed")
+        queue.drop(group_id(third), "failed")  # its rewards are not known
         queue.release(group_id(fourth), "stopped")
         assert queue.figures() == {"prompts/seen": 0.1, "prompts/equal_rewards": 0.5}
         assert ledger.results([row_of(first), row_of(second)]) == sorted(
             [(row_of(first), 0, 1, 2), (row_of(second), 0, 0, 2)]
         )
-        queue.lease(16, 1)
-        assert "prompts/estimated_success" in queue.figures()
+        (fifth, *_) = queue.lease(16, 1)
+        queue.drop(group_id(fifth), "filtered", rewards=(1.0, 1.0))
+        found = queue.figures()
+        assert "prompts/estimated_success" in found
+        assert found["prompts/equal_rewards"] == 1
     with Ledger(tmp_path / "l.sqlite") as ledger, pytest.raises(LedgerError, match="prompt_order"):
         queue_of(tmp_path, ledger, 20, prompt_order="passes", rollout_shuffle=False)
 

@@ -174,6 +174,15 @@ def test_a_dropped_group_is_in_no_batch_and_not_kept(tmp_path: Path) -> None:
         assert queue.next_batch(2, 0) == [compact(1)]
 
 
+def test_a_group_that_expires_is_not_kept(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        queue = queue_of(tmp_path, ledger)
+        queue.lease(1, 0)
+        mine = complete_watched(queue, 0)
+        queue.expire(1, "too old", True)
+        assert mine() is None
+
+
 def last_only(args: Any, buffer: list[list[Sample]], num_samples: int) -> list[list[Sample]]:
     return buffer[-1:] if args.n_samples_per_prompt == 2 else []
 

@@ -396,6 +396,34 @@ async def test_an_update_that_begins_during_a_try_makes_no_engine_hang(tmp_path:
         assert pool._registry.counts["lost"] == 0
 
 
+class Paused(Scripted):
+    """Begins an update during each probe, which then fails: the engine is paused."""
+
+    updating: anyio.Event
+
+    async def exchange(
+        self, method: str, url: str, body: bytes | None = None, headers: Headers = None, sink: Sink = None
+    ) -> Reply:
+        if url.endswith("/health"):
+            self.updating.set()
+            await anyio.sleep(1)
+        if url.endswith("/update_weights_from_disk"):
+            self.updating = anyio.Event()
+            await anyio.sleep(1.5)  # ends before the next probe
+        return await super().exchange(method, url, body, headers, sink)
+
+
+@virtual_time
+async def test_probes_that_fail_as_an_update_pauses_the_engine_are_no_misses(tmp_path: Path) -> None:
+    transport = Paused([Reply(200, b"")], [503])
+    transport.updating = anyio.Event()
+    async with EnginePool(["http://one"], FAST, vocab_size=512, transport=transport) as pool:
+        for version in range(4):
+            await transport.updating.wait()
+            await pool.receive(DiskUpdate(str(tmp_path)), str(version))
+            assert pool._registry.counts["lost"] == 0
+
+
 async def test_an_engine_that_answers_again_is_resumed() -> None:
     """The process that paused it may have ended."""
     settings = FAST.model_copy(update={"engine_probe_interval": 0.1})

@@ -318,6 +318,15 @@ async def test_an_agents_own_limit_and_stop_strings_reach_the_engine() -> None:
         assert set(engine.log[-1].params.stop or ()) == {"of the owner", "four"}
 
 
+async def test_the_same_request_twice_is_sampled_with_two_seeds() -> None:
+    engine = engine_of()
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0, sampling={"sampling_seed": 5})
+        for _ in range(2):
+            await served.agents.post(f"{base}/chat/completions", json=good("chat"))
+        assert len({turn.params.sampling_seed for turn in engine.log}) == 2
+
+
 async def test_control_text_of_users_and_tools_stays_text() -> None:
     engine = engine_of()
     chat = engine.chat

@@ -234,6 +234,30 @@ async def test_workers_follow_the_engines_also_one_that_starts_during_an_update(
     assert not farm.pool.followers
 
 
+async def test_a_worker_that_starts_follows_what_changes_while_it_is_told() -> None:
+    farm = Farm()
+    async with farm.open() as workers:
+        first = farm.start
+
+        def start(number: int) -> Process:
+            process = first(number)
+            follow = process.follow
+
+            async def slow(view: EngineView) -> None:
+                if not process.views:  # an update ends during the call
+                    await workers.release("2", None)
+                await follow(view)
+
+            process.follow = slow  # type: ignore[method-assign]
+            return process
+
+        workers._start = start
+        await workers.hold(idle=False)
+        farm.started[0].dead.set()
+        await settle()
+        assert [view.version for view in farm.started[2].views] == [None, "2"]
+
+
 async def test_what_a_worker_cannot_open_ends_the_run_at_once_and_one_that_dies_at_each_start_too() -> None:
     farm = Farm([None, PluginError("no module 'kenv'")])
     with pytest.raises(PluginError, match="kenv"):
