@@ -7,13 +7,14 @@ packages, and slime's names if slime has them. Each field's description, or the 
 import ast
 import inspect
 import itertools
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from agentrl.errors import SECRET, SECRET_NAME, SECRET_WORDS, without_secrets
 
@@ -21,6 +22,8 @@ from agentrl.errors import SECRET, SECRET_NAME, SECRET_WORDS, without_secrets
 API_KEY_VARIABLE: Final = "SGLANG_API_KEY"  # of the engines
 ADMIN_KEY_VARIABLE: Final = "SGLANG_ADMIN_API_KEY"  # of the engines' control routes: pauses, weights, memory
 HOSTED_KEY_VARIABLE: Final = "OPENAI_API_KEY"  # of a hosted model, if the settings name no other variable
+
+HomePath = Annotated[str, AfterValidator(os.path.expanduser)]  # a settings file has no shell to expand `~`
 
 
 def shown(value: Any, key: object = "") -> Any:

@@ -237,12 +237,12 @@ def begin(db: sqlite3.Connection, path: Path) -> None:
 
 def read_meta(path: Path) -> dict[str, str]:
     """Return the ledger's metadata; empty without a ledger. `checkpoint`: last step that a checkpoint covers, or -1.
-    `identity.*`: JSON of the values that map group numbers to prompts. Raises LedgerError: it cannot be read."""
+    `identity.*`: JSON of the values that map group numbers to prompts. `stored`: number of groups with samples. Raises LedgerError: it cannot be read."""
     if not path.is_file():
         return {}
     with raised_as(LedgerError, f"ledger {path} cannot be read", sqlite3.Error, ValueError, remedy=RESTORE):
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)) as db:
-            found = dict(db.execute("SELECT key, value FROM meta").fetchall())
+            found = dict(db.execute("SELECT key, value FROM meta UNION ALL SELECT 'stored', count(*) FROM payloads"))
         int(found.get("checkpoint", -1))
     return found
 

@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -267,8 +268,12 @@ def _branch(gateway: Any) -> tuple[str, str]:
 
 def _exchange(prompt: Any, messages: Any, response: str) -> tuple[str, str]:
     """Return the first words of the question, and of the answer without the thoughts before it."""
-    answer = _last(messages, "assistant") if isinstance(messages, list) else response
-    return first_words(_last(prompt, "user")), first_words(answer.rpartition("</think>")[2].strip() or answer)
+    answer, question = _last(messages, "assistant") if isinstance(messages, list) else response, _last(prompt, "user")
+    if not question.strip() and isinstance(messages, list):  # the environment made the prompt
+        question = _last(
+            [*takewhile(lambda m: not (isinstance(m, dict) and m.get("role") == "assistant"), messages)], "user"
+        )
+    return first_words(question), first_words(answer.rpartition("</think>")[2].strip() or answer)
 
 
 def _last(messages: Any, role: str) -> str:

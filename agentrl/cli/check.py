@@ -195,7 +195,9 @@ def _show(stage: "Harness", episode: "Episode | None", schemas: bool) -> None:
     if (kind := stage.kind) is not None:
         tools = ", ".join(tool.name for tool in kind.declared_tools()) or "none"
         click.secho(f"\n{stage.path}: class {kind.__name__}", bold=True)
-        click.echo(f"  max_turns {kind.max_turns}; when_interrupted {kind.when_interrupted}; tools: {tools}")
+        click.echo(
+            f"  max_turns {stage.settings.rollout.max_turns or kind.max_turns}; when_interrupted {kind.when_interrupted}; tools: {tools}"
+        )
         click.echo(f"  methods of its own: {', '.join(own_methods(kind)) or 'none'}")
     if schemas:
         click.echo(json.dumps(stage.tools, indent=2, ensure_ascii=False))

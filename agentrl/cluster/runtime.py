@@ -3,7 +3,9 @@
 import contextlib
 import logging
 import os
+import socket
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -25,6 +27,7 @@ from agentrl.settings import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE
 from agentrl.tasks import alongside, together
 
 T = TypeVar("T")
+_PATIENCE = 30.0  # seconds in which a cluster that is starting has to listen
 
 
 @contextlib.contextmanager
@@ -46,6 +49,7 @@ def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
     options: dict[str, Any] = {"namespace": namespace, "logging_level": logging.ERROR, "log_to_driver": False}
     if settings.ray_address is not None:
         options["address"] = settings.ray_address
+        _reach(settings.ray_address, min(settings.start_timeout, _PATIENCE))
     else:
         options.update(num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, address="local")
         if settings.device == "cuda" and settings.num_gpus_per_node:
@@ -56,6 +60,20 @@ def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _reach(address: str, seconds: float) -> None:
+    """Wait until something listens at HOST:PORT. Ray itself would wait for a quarter of an hour. Raises AgentRLError."""
+    host, _, port = address.rpartition(":")
+    end = time.monotonic() + seconds
+    while port.isdigit() and "//" not in address:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise AgentRLError(f"--ray-address {address}: no Ray cluster answers there: {error}") from error
+        time.sleep(1)
 
 
 def _start(options: dict[str, Any], attempts: int) -> None:

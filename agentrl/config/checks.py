@@ -392,7 +392,7 @@ def missing(s: Sections, purpose: str) -> Iterator[str]:
         yield "--hf-checkpoint is missing: the folder of the model to start from (`agentrl init DIR` makes a tiny one)"
     if s.engine.engine == "external" and not (s.engine.rollout_external_engine_addrs or dump):
         yield "--engine external: give the engines' addresses by --rollout-external-engine-addrs HOST:PORT"
-    if purpose == "eval" and not (s.rollout.eval_prompt_data or s.rollout.eval_config):
+    if purpose == "eval" and not s.rollout.evaluates:
         yield "--eval-prompt-data NAME PATH is missing: the prompts to evaluate on (or --eval-config FILE)"
     if purpose != "eval" and not (data or s.rollout.env or s.data.data_source_path or dump):
         yield "no prompts: give --prompt-data FILE.jsonl, or --env pkg.mod:Name with an environment that makes its own"

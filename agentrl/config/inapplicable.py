@@ -95,6 +95,7 @@ def _sentences(settings: Sections, purpose: str, *, certain: bool) -> Iterator[s
         # Of the options, a running server can use only the API key.
         "key_alone": engine.engine == "external" and set(engine.sglang_options) <= {"api_key"},
         # Only training may use one process. A derived path of dumps does not count as set.
+        "eval_before_train": purpose != "train" or rollout.eval_before_train,
         "backend": settings.cluster.backend if purpose == "train" else "ray",
         "save_debug_rollout_data": "save_debug_rollout_data" in settings.given() and flat["save_debug_rollout_data"],
         "load_debug_rollout_data": purpose == "train" and flat["load_debug_rollout_data"],

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from agentrl.settings import Settings
+from agentrl.settings import HomePath, Settings
 
 
 class ClusterSettings(Settings):
@@ -40,9 +40,9 @@ class ClusterSettings(Settings):
     update_weight_mode: Literal["broadcast", "disk", "ipc"] = "broadcast"
     """Transport of new weights to the engines: a process group, or the run's folder. With ipc, trainer processes share
     memory with SGLang on the same devices."""
-    update_weight_disk_dir: str | None = None
+    update_weight_disk_dir: HomePath | None = None
     """Folder that trainer and engines share, for weights by disk; default: in the run's folder."""
-    update_weight_local_checkpoint_dir: str | None = None
+    update_weight_local_checkpoint_dir: HomePath | None = None
     """Folder on each engine's machine for copies of the weights; an update fetches only the blocks that changed."""
     update_weights_interval: PositiveInt = Field(1, description="Send new weights every this many rollouts.")
     update_weight_buffer_size: PositiveInt = Field(512 << 20, description="Maximum bytes of weights in one broadcast.")

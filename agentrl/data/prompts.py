@@ -6,9 +6,11 @@
 3. Label, metadata and tools are optional. The file is indexed, not loaded. A bad row raises `DataError`."""
 
 import copy
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from agentrl.chat.demonstration import learned
@@ -69,6 +71,12 @@ class PromptData:
     def where(self, index: int) -> str:
         """Return the file and line of row `index`, for messages."""
         return self._file.where(self._rows[index])
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of up to 16 rows, spread evenly: a sign of other rows, or of another order."""
+        some = [self._file.read(at) for at in self._rows[:: -(-len(self) // 16)]]
+        return hashlib.blake2b(repr(some).encode(errors="replace"), digest_size=8).hexdigest()
 
     def check(self, look: Look = lambda row: None) -> None:
         """Read every row once. Raises DataError: a row is malformed, or `look` returns a problem."""

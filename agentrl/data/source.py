@@ -74,6 +74,7 @@ class RolloutDataSource:
             return {"prompt_rows": None}
         return {
             "prompt_rows": self.order.rows,
+            "prompt_digest": getattr(self.dataset, "digest", None),
             "rollout_shuffle": self.order.shuffle,
             "prompt_order": self.prompt_order,
             "rollout_seed": self.order.seed if self.order.shuffle or self.prompt_order == "difficulty" else None,

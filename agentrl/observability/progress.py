@@ -108,7 +108,8 @@ def describe_step(step: int, total: int, metrics: Mapping[str, float]) -> str:
 
 
 def describe_bottleneck(metrics: Mapping[str, float]) -> list[str]:
-    """Return the bottleneck of a step, as `["limited by ..."]`; empty if the metrics do not show it. It is the trainer
+    """Return the bottleneck of a step, as `["limited by ..."]`; empty if the metrics do not show it: the time of agent
+    programs and generate functions outside engines and tools is not measured. It is the trainer
     if the rollouts were ready for most of the step, else the rollouts' event loop if it is nearly always busy.
     Otherwise it is the engines or the tools, whichever have more trajectories on average."""
     waited, engines = metrics.get("perf/wait_time_ratio"), metrics.get("engines/in_flight")
@@ -120,6 +121,8 @@ def describe_bottleneck(metrics: Mapping[str, float]) -> list[str]:
     if busy >= _BUSY:
         remedy = "use more --rollout-workers, or compute in threads and processes"
         return [f"limited by the event loop of the rollouts ({busy:.0%} busy; {remedy})"]
+    if max(tools, engines) < 1:
+        return []
     if tools > engines:
         return [f"limited by tools and environments ({tools:.1f} trajectories in them, {engines:.1f} at the engines)"]
     return [f"limited by the engines ({engines:.1f} requests at once, {tools:.1f} trajectories in tools)"]

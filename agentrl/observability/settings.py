@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentrl.settings import Settings
+from agentrl.settings import HomePath, Settings
 
 
 class ObservabilitySettings(Settings):
@@ -15,7 +15,9 @@ class ObservabilitySettings(Settings):
     """Progress on the terminal: live display, one line per step, or none; auto looks at the terminal."""
     log_interval: int = Field(1, ge=1, description="Write metrics to the sinks every this many steps.")
     use_tensorboard: bool = Field(True, description="Write TensorBoard event files.")
-    tensorboard_dir: str | None = Field(None, description="Folder for event files; default: <output-dir>/tensorboard.")
+    tensorboard_dir: HomePath | None = Field(
+        None, description="Folder for event files; default: <output-dir>/tensorboard."
+    )
     use_wandb: bool = Field(False, description="Send metrics to Weights & Biases (needs the wandb extra).")
     wandb_project: str = Field("agentrl", description="Weights & Biases project.")
     wandb_group: str | None = Field(None, description="Weights & Biases group of runs.")
@@ -24,7 +26,9 @@ class ObservabilitySettings(Settings):
     wandb_team: str | None = Field(None, description="Weights & Biases team or user; default: the key's own.")
     wandb_mode: Literal["online", "offline", "disabled"] | None = None
     """Send metrics (online), keep them in a folder, or neither; default: WANDB_MODE, else online."""
-    wandb_dir: str | None = Field(None, description="Folder for the files of Weights & Biases; default: --output-dir.")
+    wandb_dir: HomePath | None = Field(
+        None, description="Folder for the files of Weights & Biases; default: --output-dir."
+    )
     wandb_host: str | None = None
     """Address of a Weights & Biases server of your own. The key is read from WANDB_API_KEY."""
     metrics_sinks: tuple[str, ...] = Field(())

@@ -172,6 +172,11 @@ class RolloutSettings(Settings):
         return value
 
     @property
+    def evaluates(self) -> bool:
+        """True if there are evaluation sets."""
+        return bool(self.eval_prompt_data or self.eval_config)
+
+    @property
     def replays_truncation(self) -> bool:
         """True if the trainer's log-probs are over the tokens that truncation left to the engine."""
         return (self.rollout_top_p < 1 or self.rollout_top_k > 0) and not self.allow_truncated_sampling

@@ -3,7 +3,8 @@
 1. A group is sent to the teacher as soon as it is kept for training, while other groups are in flight. The log-probs
    are stored in the samples, ledger and dumps. Samples that have them, or train no token, are not sent.
 2. With `opd_privileged_key` the teacher's prompt is longer than the student's: a user message from the sample's
-   metadata follows. The teacher may then be the trained model itself, on the run's engines (arXiv:2601.18734).
+   metadata follows. The teacher may then be the trained model itself, on the run's engines (arXiv:2601.18734). A sample
+   that does not fit with this message is not trained; `failures/engine/teacher_overflow` counts it.
 3. Any SGLang server with the student's vocabulary can be the teacher. Its log-probs are at temperature 1.
 4. A teacher's failure is an engine failure. It ends the run if the policy is to raise; otherwise it drops the group."""
 
@@ -37,6 +38,13 @@ async def teach(group: Group, context: RolloutContext, tally: Tally) -> None:
         # One session per group: its requests go to the server that has the prompt in its cache.
         session, count = str(sample.group_index), sample.response_length
         ids = seen_by_teacher(sample, context)
+        if len(ids) > context.context_length:
+            sample.remove_sample = True
+            said = f"sample index={sample.index} has {len(ids)} tokens with --opd-privileged-key, {context.context_length} fit"
+            tally.stats += RolloutStats.of(
+                EngineFailure(f"{said}; its tokens are not trained", kind="teacher_overflow")
+            )
+            return
         added, first = len(ids) - len(sample.tokens), sample.prompt_length
         spans = [span.moved(added) if span.start >= first else span for span in sample.image_spans]
         images = ImageInputs.of(sample.images, spans)

@@ -5,6 +5,7 @@ import os
 from agentrl.config import RunSettings
 from agentrl.data.prompts import open_prompts
 from agentrl.errors import DataError, SettingsError
+from agentrl.run.resuming import changed
 
 
 def resolve_device(settings: RunSettings) -> RunSettings:
@@ -28,10 +29,11 @@ def resolve_threads(settings: RunSettings) -> RunSettings:
     return settings.replace(train_threads=max(1, len(os.sched_getaffinity(0)) // processes))
 
 
-def whole_epochs(settings: RunSettings) -> RunSettings:
-    """Return the settings with `num_rollout` set to the whole batches in `num_epoch` passes, unless it was given. If
-    neither was given, `num_epoch` is 1 for conversations (`sft_turns`). If both were given, or there is no prompt file,
-    the run ends with whichever comes first. Raises DataError: the data cannot be read, or does not fill a batch."""
+def whole_epochs(settings: RunSettings, purpose: str = "train") -> RunSettings:
+    """Return the settings with `num_rollout` set to the batches in `num_epoch` passes, unless it was given. Only
+    `agentrl rollout` has a last batch that is not full. If neither was given, `num_epoch` is 1 for conversations
+    (`sft_turns`). If both were given, or there is no prompt file, the run ends with whichever comes first. Raises
+    DataError: the data cannot be read, or does not fill a batch. SettingsError: the earlier batches had another size."""
     size, epochs = settings.rollout.rollout_batch_size, settings.data.num_epoch
     counted = "num_rollout" in settings.given()
     if epochs is None and settings.data.sft_turns is not None and not counted:
@@ -39,9 +41,13 @@ def whole_epochs(settings: RunSettings) -> RunSettings:
     lazily = settings.data.model_copy(update={"prompt_data_check": "lazy"})
     if epochs is None or settings.data.data_source_path is not None or (data := open_prompts(lazily)) is None:
         return settings
-    if (drawn := epochs * len(data)) < size:
+    if (drawn := epochs * len(data)) < size and purpose == "train":
         raise DataError(
             f"--prompt-data {settings.data.prompt_data} has {len(data)} rows, and --num-epoch {epochs} does not fill one "
             f"batch of --rollout-batch-size {size}; use at most {drawn}, or more epochs"
         )
-    return settings if counted else settings.replace(num_epoch=epochs, num_rollout=drawn // size)
+    if counted:
+        return settings
+    if differs := purpose == "train" and changed(settings, only={"rollout_batch_size"}):
+        raise SettingsError(f"{differs[0]}: the rollouts of {epochs} epochs cannot be counted; give --num-rollout, too")
+    return settings.replace(num_epoch=epochs, num_rollout=drawn // size if purpose == "train" else -(-drawn // size))

@@ -74,6 +74,9 @@ def _train(settings: RunSettings, folder: RunFolder, progress: Progress, start: 
             return
         progress.note("the model of that checkpoint is not written yet: starting once more for that")
 
+    if first and settings.rollout.eval_interval is None and settings.rollout.evaluates:
+        progress.note("a resumed run evaluates only with --eval-interval")
+
     async def run() -> None:
         with MetricsLogger(settings.observability, folder.path, resume_step=first) as logger:
             async with start(settings, folder, found, progress) as parts:
@@ -90,7 +93,7 @@ def cadence(settings: RunSettings, *, engines: bool = True) -> Cadence:
         steps=rollout.num_rollout,
         send=settings.cluster.update_weights_interval if engines else None,
         evaluate=rollout.eval_interval if engines else None,
-        evaluate_first=engines and rollout.eval_before_train and bool(rollout.eval_prompt_data or rollout.eval_config),
+        evaluate_first=engines and rollout.eval_before_train and rollout.evaluates,
         save=train.save_interval,
     )
 

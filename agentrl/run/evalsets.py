@@ -143,8 +143,11 @@ def _open(said: _Said, settings: RunSettings) -> EvalSet:
     origins = {SETTINGS[key]: line for key, line in said.lines.items() if key in SETTINGS}
     if "rm_type" in own and "custom_rm_path" not in own:
         metadata["rm_type"] = own["rm_type"]
-    mine = RunSettings.from_flat(values, origins)
+    response = own.get("eval_max_response_len", given.get("eval_max_response_len"))
+    if response and "rollout_max_context_len" in {**ours, **own}:  # its context must hold its own answers
+        values["rollout_max_response_len"] = response
     with named(said.where):
+        mine = RunSettings.from_flat(values, origins)
         return EvalSet(name, said.where, mine, PromptData(path, mine.data), metadata)
 
 
@@ -152,6 +155,6 @@ def name_paths(values: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return the pairs of `NAME PATH NAME PATH ...` or of a bare `PATH`. Raises SettingsError: a name has no path."""
     if len(values) == 1:
         return [(Path(split_slice(values[0])[0]).stem, values[0])]
-    if len(values) % 2:
+    if len(values) % 2 or any(split_slice(name)[0].endswith((".jsonl", ".parquet")) for name in values[::2]):
         raise SettingsError(f"--eval-prompt-data expects NAME PATH pairs, got {' '.join(values)}")
     return list(zip(values[::2], values[1::2], strict=True))

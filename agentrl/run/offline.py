@@ -12,6 +12,7 @@ from agentrl.buffer.local import find_ledger
 from agentrl.buffer.sqlite import read_meta
 from agentrl.config import RunSettings
 from agentrl.engine.hosted import image_or_text
+from agentrl.errors import DataError, raised_as
 from agentrl.files import write_atomic
 from agentrl.groups import Group, group_id
 from agentrl.observability.metrics import MetricsLogger
@@ -130,7 +131,8 @@ class RecordedConversations:
         self._path, self._key, self._least = path, reward_key, least
         lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
         # A killed run may have left a partial last line.
-        kept = [line for line in lines if line.endswith(b"\n") and orjson.loads(line)["rollout"] < first]
+        with raised_as(DataError, f"{path} cannot be read", ValueError, AttributeError, TypeError):
+            kept = [line for line in lines if line.endswith(b"\n") and orjson.loads(line).get("rollout", -1) < first]
         write_atomic(path, b"".join(kept))
 
     def add(self, step: int, groups: Sequence[Group]) -> None:

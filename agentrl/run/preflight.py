@@ -129,10 +129,10 @@ def prepared(
             settings.check_complete(purpose)
         elif found := [*absent(settings, purpose)]:
             raise one_error(found)  # a missing setting may be a flag that was not understood
-    if problems.passed:
-        with problems:
-            settings = whole_epochs(settings)
     alone = purpose == "train" and settings.cluster.debug_rollout_only
+    if problems.passed and purpose != "eval":
+        with problems:
+            settings = whole_epochs(settings, purpose)
     return settings, preflight(settings, "rollout" if alone else purpose, problems)
 
 

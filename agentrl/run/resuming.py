@@ -7,6 +7,7 @@ from pathlib import Path
 
 import orjson
 
+from agentrl.buffer.local import find_ledger
 from agentrl.buffer.sqlite import read_meta
 from agentrl.config import RunSettings
 from agentrl.config.dry_run import render
@@ -65,6 +66,9 @@ def refuse_others(settings: RunSettings) -> None:
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     if not (folder / SETTINGS).is_file() and (others := next(folder.glob("*.jsonl"), None)) is not None:
         raise SettingsError(f"{others} exists, and {SETTINGS} of its run is missing; choose another --output-dir")
+    ledger = find_ledger(folder / LEDGER, settings.buffer.ledger_dir)
+    if (meta := read_meta(ledger)) and int(meta.get("checkpoint", -1)) < 0 and not int(meta["stored"]):
+        return  # no group was finished
     played = {name for name, field in all_fields().items() if field.section in _PLAYED and "eval_" not in name}
     if differ := changed(settings, "rollout", played | {"hf_checkpoint", "hosted_model", "hosted_options"}):
         raise SettingsError(

@@ -66,8 +66,17 @@ def check_critic(path: Path, *, wanted: bool) -> None:
 
 def check_curve(found: Found, settings: TrainSettings, total_steps: int, step: int) -> None:
     """Raises `CheckpointError` if the learning rate would jump at optimizer step `step`, where the run goes on.
-    By default the decay ends with the run, so a longer run changes it. `lr_decay_iters` fixes the end."""
-    theirs = read_manifest(found.path).get("lr_decay_end")
+    By default the decay ends with the run, so a longer run changes it. `lr_decay_iters` fixes the end. Another number
+    of steps per rollout moves the run to another place of the curve."""
+    manifest, rollouts = read_manifest(found.path), max(found.step + 1 - settings.num_critic_only_steps, 0)
+    each = manifest.get("steps_per_rollout")
+    taken = step if each is None else rollouts * each
+    if (last := learning_rate(taken, settings, total_steps)) != (new := learning_rate(step, settings, total_steps)):
+        raise CheckpointError(
+            f"{found.path}: its run took {each} optimizer steps per rollout, this run takes {settings.num_steps_per_rollout}. "
+            f"The learning rate would jump from {last:.3g} to {new:.3g}. Keep --num-steps-per-rollout {each}"
+        )
+    theirs = manifest.get("lr_decay_end")
     if settings.lr_decay_iters is not None or type(theirs) is not int:
         return
     before = learning_rate(step, settings.model_copy(update={"lr_decay_iters": theirs}))

@@ -98,7 +98,7 @@ class ModelState:
 
 
 class UnadaptedModel(ModelState):
-    """The actor without its adapter: the reference of a LoRA run, which costs no memory."""
+    """The actor without its adapter: the reference of a LoRA run, which costs no memory. It replays no routing."""
 
     def __init__(self, actor: ModelState) -> None:
         self.folder, self.place = actor.folder, actor.place
@@ -106,7 +106,7 @@ class UnadaptedModel(ModelState):
 
     def log_probs(self, batch: TrainBatch, rows: OutputPositions) -> NDArray[np.float32]:
         with self.network.unadapted():
-            return super().log_probs(batch, rows)
+            return super().log_probs(dataclasses.replace(batch, routed_experts=None), rows)
 
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:
         return [], []
@@ -208,7 +208,11 @@ class TrainedModel(ModelState):
         state = self._state(stepped, reference, is_loading=False, reshardable=reshardable)
         state["rng"] = self.network.random()
         manifest = {"step": step, "stepped": stepped, "layout": ranks.describe(), **dataclasses.asdict(self.identity)}
-        manifest |= {"reshardable": reshardable, "algorithm": dict(algorithm or {})}
+        manifest |= {
+            "reshardable": reshardable,
+            "algorithm": dict(algorithm or {}),
+            "steps_per_rollout": settings.num_steps_per_rollout,
+        }
         manifest |= {_REFERENCE: bool(reference), "lr_decay_end": end_of_decay(settings, self.optimizer.total_steps)}
         folder, leads = ExitStack(), ranks.rank == 0
         background = self._background

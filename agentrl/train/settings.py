@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from agentrl.errors import TrainError, raised_as
-from agentrl.settings import Settings
+from agentrl.settings import HomePath, Settings
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
 PATTERNS = ("only_train_params_name_list", "freeze_params_name_list")  # settings that freeze parameters of the actor
@@ -22,11 +22,11 @@ class TrainSettings(Settings):
     """The training backend: megatron, or fsdp for any causal language model of transformers; auto: megatron with Ray
     and a model of its families, else fsdp."""
 
-    hf_checkpoint: str | None = None
+    hf_checkpoint: HomePath | None = None
     """Hugging Face folder of config, tokenizer and starting weights."""
-    ref_load: str | None = None
+    ref_load: HomePath | None = None
     """Folder of the reference model: Hugging Face's, or torch_dist; by default the starting weights."""
-    opd_teacher_load: str | None = None
+    opd_teacher_load: HomePath | None = None
     """Hugging Face folder of a teacher with the student's vocabulary, of any size, for use_opd: the trainer holds it
     beside the trained model."""
     ref_update_interval: int | None = Field(None, ge=1)
@@ -80,7 +80,7 @@ class TrainSettings(Settings):
     lr_warmup_init: float = Field(0.0, ge=0, description="Learning rate of the first step of the warm-up.")
     lr_wsd_decay_iters: int | None = Field(None, ge=1, description="Steps of the final decay of the WSD style.")
     lr_wsd_decay_style: WsdDecayStyle = Field("exponential", description="Shape of the final decay of the WSD style.")
-    critic_load: str | None = None
+    critic_load: HomePath | None = None
     """Hugging Face folder that PPO's critic starts from, with its value head (score.weight) if it has one. Default: the
     actor's starting weights, with a value head of zeros."""
     critic_lr: float | None = Field(None, ge=0)
@@ -156,12 +156,6 @@ class TrainSettings(Settings):
     distributed_backend: Literal["auto", "nccl", "gloo"] = "auto"
     """Collectives between trainer processes; auto is nccl with CUDA and gloo without."""
     distributed_timeout_minutes: int = Field(10, ge=1, description="Minutes after which a collective fails a trainer.")
-
-    @field_validator("hf_checkpoint", "ref_load", "critic_load", "opd_teacher_load")
-    @classmethod
-    def _expand_home(cls, folder: str | None) -> str | None:
-        """A settings file has no shell to expand `~`."""
-        return os.path.expanduser(folder) if folder else folder
 
     @field_validator("save_hf")
     @classmethod

@@ -87,6 +87,23 @@ def test_the_columns_of_agents_stay_empty_for_what_has_another_form(store: Traje
     assert found == [("main", ""), ("", ""), ("", ""), ("main", "first")]
 
 
+def test_the_question_of_an_environment_that_makes_its_own_prompts_is_its_first_message(store: TrajectoryStore) -> None:
+    (sample,) = finished(1, n=1)
+    said = [
+        ("system", "Rules."),
+        ("user", "Cross the lake."),
+        ("assistant", "1"),
+        ("user", "S FFF"),
+        ("assistant", "2"),
+    ]
+    sample.metadata["messages"] = [{"role": role, "content": text} for role, text in said]
+    for prompt in ("", [{"role": "system", "content": "Rules."}]):
+        sample.prompt = prompt
+        store.add("train", "", 0, [[sample]])
+        with StoreReader(store.path) as reader:
+            assert [(row.question, row.answer) for row in reader.query()] == [("Cross the lake.", "2")]
+
+
 @pytest.mark.parametrize(
     ("messages", "answer"),
     [

@@ -1,12 +1,14 @@
 """The addresses and environment variables that the run's processes on Ray get."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from agentrl.cluster.runtime import node_address, worker_environment
+from agentrl.cluster.runtime import _reach, node_address, ray_runtime, worker_environment
 from agentrl.config import RunSettings
+from agentrl.errors import AgentRLError
 from agentrl.run.engines import on_loopback
 
 
@@ -31,6 +33,17 @@ def test_a_node_is_known_by_an_address_that_all_who_need_it_reach(
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "192.0.2.7")
     engine = {"engine": "external"} if "rollout_external_engine_addrs" in settings else {}
     assert node_address(given(**engine, **settings)) == address
+
+
+def test_a_cluster_that_does_not_listen_is_named_without_waiting_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.cluster.runtime._PATIENCE", 0.0)
+    monkeypatch.setattr("ray.init", lambda **options: pytest.fail("nothing listens there"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        _reach(address, 0.0)
+    joined = ray_runtime(given(ray_address=address).cluster, cpus=1)
+    with pytest.raises(AgentRLError, match=f"--ray-address {address}: no Ray cluster answers there"), joined:
+        pass
 
 
 def test_only_loopback_is_on_loopback() -> None:

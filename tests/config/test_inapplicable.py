@@ -32,6 +32,10 @@ def said(line: str, purpose: str = "train") -> tuple[list[str], list[str]]:
         ("--engine embedded --rollout-external-engine-addrs x:1", "--rollout-external-engine-addrs has no effect with"),
         ("--agent 'run {prompt}' --max-turns 3", "--max-turns 3 has no effect with --agent, whose program decides"),
         ("--num-epoch 3", "--num-epoch 3 has no effect without --prompt-data; leave it out"),
+        (
+            "--eval-prompt-data a b.jsonl --no-eval-before-train",
+            "--eval-prompt-data has no effect with --no-eval-before-train and without --eval-interval; leave it out",
+        ),
         ("--wandb-group g", "--wandb-group g has no effect without --use-wandb; leave it out"),
         ("--dump-details d --save-debug-rollout-data e", "--dump-details d has no effect with --save-debug"),
         ("--offload-train --offload-rollout", "--offload-train, --offload-rollout have no effect without --colocate"),

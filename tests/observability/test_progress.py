@@ -87,6 +87,9 @@ def test_each_step_says_what_limits_it(waited: float, busy: float, engines: floa
     metrics = dict(zip(names, (waited, busy, engines, tools), strict=True))
     assert describe_bottleneck(metrics)[0].startswith(f"limited by {limit}")
     assert describe_step(0, 2, metrics).endswith(describe_bottleneck(metrics)[0])
+    assert describe_bottleneck({**metrics, "engines/in_flight": 0.9, "tools/in_flight": 0.1}) == (
+        [] if waited > 0.5 and busy < 0.9 else describe_bottleneck(metrics)
+    ), "agent programs may limit the step"
     assert describe_bottleneck({"perf/wait_time_ratio": waited}) == (
         [] if waited > 0.5 else describe_bottleneck(metrics)
     )

@@ -80,6 +80,22 @@ async def test_a_privileged_message_is_put_after_the_prompt(chat: Chat) -> None:
         assert sample.teacher_log_probs == [-1 / (k + 1) for k in range(sample.response_length)]
 
 
+async def test_a_sample_that_does_not_fit_with_its_privileged_message_is_not_trained(chat: Chat) -> None:
+    class Solved(EchoEnv):
+        async def reset(self, sample: Sample) -> list[dict[str, Any]]:
+            sample.metadata["solution"] = "so " * (3000 if sample.index == 0 else 1)
+            return list(await super().reset(sample))
+
+    teacher = Teacher()
+    loop, _ = build(chat, [f"hello{END}"], environment=Solved, teacher=teacher, opd_privileged_key="solution")
+    result = await loop.run(0)
+    samples = [sample for group in result.groups for sample in group]
+    assert [sample.index for sample in samples if sample.remove_sample] == [0]
+    assert len(teacher.asked) == len(samples) - 1
+    assert result.stats.failures == {"engine/teacher_overflow": 1}
+    assert "sample index=0 has " in result.stats.last_failure
+
+
 async def test_a_privileged_message_must_exist_and_fit_the_template(chat: Chat) -> None:
     loop, _ = build(chat, [f"hello{END}"], teacher=Teacher(), opd_privileged_key="solution")
     with pytest.raises(SampleError, match=r"metadata\['solution'\] must be a text"):

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import RunSettings
-from agentrl.errors import DataError
+from agentrl.errors import DataError, SettingsError
 from agentrl.run.autoconfig import whole_epochs
+from agentrl.run.driver import open_folder
 
 
 @pytest.fixture
@@ -31,6 +32,22 @@ def data(tmp_path: Path) -> Path:
 def test_whole_batches_of_the_epochs(data: Path, line: str, rollouts: int) -> None:
     flags = f"--prompt-data {data} --rollout-batch-size 4 {line}".split()
     assert whole_epochs(RunSettings.from_cli(flags)).rollout.num_rollout == rollouts
+
+
+def test_rollouts_without_a_trainer_have_a_last_batch_that_is_not_full(data: Path) -> None:
+    for size, rollouts in ((4, 3), (5, 2), (31, 1)):
+        flags = f"--prompt-data {data} --rollout-batch-size {size} --num-epoch 1".split()
+        assert whole_epochs(RunSettings.from_cli(flags), "rollout").rollout.num_rollout == rollouts
+
+
+def test_epochs_with_batches_of_another_size_need_a_number_of_rollouts(data: Path, tmp_path: Path) -> None:
+    flags = f"--output-dir {tmp_path / 'run'} --prompt-data {data} --num-epoch 1 --rollout-batch-size".split()
+    with open_folder(RunSettings.from_cli([*flags, "2"])):
+        pass
+    assert whole_epochs(RunSettings.from_cli([*flags, "2"])).rollout.num_rollout == 5
+    with pytest.raises(SettingsError, match=r"--rollout-batch-size 2 -> 5: .*; give --num-rollout, too"):
+        whole_epochs(RunSettings.from_cli([*flags, "5"]))
+    assert whole_epochs(RunSettings.from_cli([*flags, "5", "--num-rollout", "2"])).rollout.num_rollout == 2
 
 
 def test_an_environments_own_prompts_have_no_epochs() -> None:

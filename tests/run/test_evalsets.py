@@ -99,6 +99,20 @@ def test_slimes_file_loads() -> None:
 
 def test_a_set_without_a_name_takes_its_files_whatever_the_folder_is_called() -> None:
     assert name_paths(("me@home/held.jsonl@[0:2]",)) == [("held", "me@home/held.jsonl@[0:2]")]
+    with pytest.raises(AgentRLError, match=r"expects NAME PATH pairs, got a\.jsonl@\[1:\] b\.jsonl"):
+        name_paths(("a.jsonl@[1:]", "b.jsonl"))
+
+
+def test_a_sets_own_context_holds_its_own_answers() -> None:
+    Path("c.jsonl").write_text('{"input": "1?"}\n')
+    run = given(
+        "datasets:\n  a: {path: c.jsonl, max_context_len: 64, max_response_len: 32}", rollout_max_response_len=99
+    )
+    (only,) = eval_sets(run)
+    assert (only.settings.rollout.rollout_max_context_len, only.settings.rollout.eval_max_response_len) == (64, 32)
+    run = given("datasets:\n  a: {path: c.jsonl, max_context_len: 64, max_response_len: 65}")
+    with pytest.raises(AgentRLError, match=r"line 2.* does not fit --rollout-max-context-len 64"):
+        eval_sets(run)
 
 
 def test_fields_and_lengths_of_all_sets_give_way_to_a_sets_own() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.reader import StoreReader
 from agentrl.cli import main
 from agentrl.cli.eval import command
@@ -13,13 +14,14 @@ from agentrl.config import RunSettings
 from agentrl.data.prompts import PromptData
 from agentrl.data.settings import DataSettings
 from agentrl.dumps import read_groups
-from agentrl.errors import SettingsError
+from agentrl.errors import DataError, SettingsError
 from agentrl.media import Image
 from agentrl.observability.metrics import read_metrics
 from agentrl.run.driver import open_folder
 from agentrl.run.offline import RecordedConversations, _without_eval_group
 from agentrl.run.resuming import refuse_others
 from agentrl.sample import Sample, Status
+from tests.buffer.make import finished
 from tests.support.runs import Run, RunKit
 from tests.support.vision import picture
 
@@ -106,6 +108,10 @@ def test_how_far_and_how_many_at_once_is_no_other_setting(tmp_path: Path) -> Non
     with open_folder(RunSettings.from_flat(given), "rollout"):
         pass
     refuse_others(RunSettings.from_flat({**given, "num_rollout": 7, "rollout_max_concurrency": 7, "lr": 1.0}))
+    with Ledger(tmp_path / "rollouts" / "ledger.sqlite") as ledger:
+        refuse_others(RunSettings.from_flat({**given, "rollout_top_p": 0.5}))  # no group was finished
+        ledger.lease_new(1, 0, lambda group_id: (0, group_id))
+        ledger.complete(0, finished(0))
     with pytest.raises(SettingsError, match=r"--rollout-top-p 1\.0 -> 0\.5; choose another --output-dir, or go on"):
         refuse_others(RunSettings.from_flat({**given, "rollout_top_p": 0.5}))
 
@@ -122,6 +128,15 @@ def test_demonstrations_have_their_images_and_large_numbers(tmp_path: Path) -> N
     RecordedConversations(tmp_path / "d.jsonl", 0).add(0, [[sample]])
     row = PromptData(str(tmp_path / "d.jsonl"), DataSettings(input_key="messages", sft_turns="all"))[0]
     assert [each.data for each in row.images.values()] == [image.data]
+
+
+def test_rows_that_a_user_added_to_the_demonstrations_stay(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_bytes(b'{"messages": []}\n{"rollout": 0}\n{"rollout": 1}\n')
+    RecordedConversations(tmp_path / "d.jsonl", 1)
+    assert (tmp_path / "d.jsonl").read_bytes() == b'{"messages": []}\n{"rollout": 0}\n'
+    (tmp_path / "d.jsonl").write_bytes(b"[1]\n")
+    with pytest.raises(DataError, match=r"d\.jsonl cannot be read"):
+        RecordedConversations(tmp_path / "d.jsonl", 1)
 
 
 def test_engines_for_evaluations_during_training_are_left_out() -> None:

@@ -76,6 +76,17 @@ def test_other_prompts_are_refused(line: str, said: str) -> None:
         check_prompts(settings)
 
 
+def test_rows_in_another_order_or_with_other_contents_are_refused() -> None:
+    rows = [f'{{"input": "{n}"}}\n' for n in range(100)]
+    Path("3.jsonl").write_text("".join(rows))
+    began()
+    check_prompts(build())
+    for other in (rows[::-1], [*rows[1:], rows[0]], ['{"input": "x"}\n', *rows[1:]]):
+        Path("3.jsonl").write_text("".join(other))
+        with pytest.raises(SettingsError, match="prompt_digest was"):
+            check_prompts(build())
+
+
 def test_a_source_of_ones_own_and_a_dump_have_no_such_numbers() -> None:
     began()
     check_prompts(build("--data-source-path a:b --prompt-data 4.jsonl"))

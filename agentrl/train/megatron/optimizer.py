@@ -104,12 +104,13 @@ class MegatronOptimizer(Optimizer):
 
     @staticmethod
     def _with_steps(parts: list[dict[str, Any]]) -> None:
-        """Set missing `common_step` entries: rank 0 writes none for experts if the first stage has no experts."""
+        """Set missing `common_step` entries. Megatron writes none at step 0, that is, after `reset`. Rank 0 writes none
+        for experts if the first stage has no experts."""
         states = [part.get("optimizer", part).get("state", {}) for part in parts]
         counts = [state["common_step"] for state in states if "common_step" in state]
         for state in states:
             if any("exp_avg" in entry for entry in state.values() if isinstance(entry, dict)):
-                state.setdefault("common_step", counts[0])
+                state.setdefault("common_step", counts[0] if counts else torch.tensor(0.0))
 
 
 class Muon(torch.optim.Muon):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from agentrl.algorithms import AlgorithmSettings
 from agentrl.config.inapplicable import inapplicable
 from agentrl.errors import CheckpointError, SettingsError, TrainError
 from agentrl.lora import read_adapter
+from agentrl.modelfolder import read_config
 from agentrl.train.contracts import RankInfo
 from agentrl.train.fsdp.network import FsdpNetwork
 from agentrl.train.hf import HFFolder
@@ -107,6 +109,18 @@ def test_what_gets_no_adapter_is_named(tmp_path: Path) -> None:
         settings_of("--lora-rank 4 --use-kl-loss --ref-load other --ref-update-interval 2")
     flags = settings_of("--lora-rank 4 --train-backend megatron")
     assert not inapplicable(flags, "train")
+
+
+@pytest.mark.parametrize("train_backend", ["fsdp", "megatron"])
+def test_the_model_without_its_adapter_replays_no_routing(tmp_path: Path, train_backend: str) -> None:
+    folder, batch = make_tiny_model(tmp_path / "model", "qwen3_moe"), make_batch()
+    with backend(adapted(folder, train_backend=train_backend), KL) as made:
+        config = read_config(folder)
+        experts = np.zeros((1, config["num_hidden_layers"] * config["num_experts_per_tok"]), np.int16)
+        experts[:, ::2] = 1
+        routed = replace(batch, routed_experts=tuple(np.tile(experts, (int(n), 1)) for n in batch.lengths))
+        assert np.abs(made.log_probs(routed) - made.log_probs(batch)).max() > 1e-3
+        np.testing.assert_array_equal(made.log_probs(routed, "ref"), made.log_probs(batch, "ref"))
 
 
 def in_two_processes(rank: int, root: str) -> dict[Any, Any]:

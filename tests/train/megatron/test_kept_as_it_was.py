@@ -177,6 +177,20 @@ def test_an_optimizer_that_forgets_steps_as_if_it_were_new(
         assert not all(torch.equal(tensor, got[name]) for name, tensor in made.export_weights())
 
 
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "muon"}, {"bf16": True}], ids=str)
+def test_a_checkpoint_of_a_reset_optimizer_resumes(folder: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    train, batch = settings(folder, reset_optimizer_states=True, **{**REPEATABLE, **changes}), make_batch()
+    with backend(train) as made:
+        made.train(batch, 0)
+        made.save(tmp_path / "one", 0)
+        made.train(batch, 1)
+        got = exported(made)
+    with backend(train) as made:
+        made.load(tmp_path / "one")
+        made.train(batch, 1)
+        assert all(torch.equal(tensor, got[name]) for name, tensor in made.export_weights())
+
+
 def of_layout(rank: int, port: int, folder: Path, changes: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
     where = RankInfo(rank, 2, rank, master_port=port)
     with backend(settings(folder, freeze_params_name_list=ROWS, ref_update_interval=1, **changes), KL, where) as made:
