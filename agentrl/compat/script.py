@@ -84,6 +84,7 @@ class _Shell:
         self.environ = environ
         self.values: dict[str, list[Field]] = {}
         self.functions: dict[str, list[Command]] = {}
+        self.outer: dict[str, list[Field]] = {}  # values that the current function's end restores
         self.launches: list[Launch] = []
         self.notes: list[str] = []
         self.files: list[Path] = []
@@ -120,16 +121,18 @@ class _Shell:
                 continue
             pattern = ends == ")" and bool(branches) and branches[-1][2] == "case"
             if words and live is not False and not pattern:
-                if words[0].raw == "return" and live:
+                returns = words[0].raw == "return"
+                status = self._command(words, live) if not returns or words[1:] else status
+                if returns and live:
                     return status
-                status = self._command(words, live)
+                called = None if returns else called  # the commands after it may not run
             if ends == "(":
                 branches.append((True, False, ends))
                 outside.append(self.values.copy())
             elif ends == ")" and branches and branches[-1][2] == "(":
                 branches.pop()
                 self.values = outside.pop()  # a subshell's variables end with it
-        return status
+        return None if called is None else status
 
     def _block(self, words: list[Word], branches: list[Branch], status: Known) -> None:
         word = words.pop(0).raw
@@ -147,17 +150,23 @@ class _Shell:
             branches.append((live, (taken or live) if word == "then" else taken, opened))
 
     def _call(self, name: str, given: list[Field], live: Known) -> Known:
-        outside = self.values
-        self.values = {key: value for key, value in outside.items() if key not in _PLACES}
-        self.values |= {str(at): [field] for at, field in enumerate(given[:9], 1)} | {"@": given}
+        outer, self.outer = self.outer, {place: self.values.get(place, []) for place in _PLACES}
+        self._pass(given)
         status = self._run(self.functions[name], live)
-        inside = {key: value for key, value in self.values.items() if key not in _PLACES}
-        self.values = {key: value for key, value in outside.items() if key in _PLACES} | inside
+        self.values |= self.outer
+        self.outer = outer
         return status
 
+    def _pass(self, given: list[Field]) -> None:
+        self.values |= {place: given[at : at + 1] for at, place in enumerate(_PLACES)} | {"@": given}
+
     def _command(self, words: list[Word], live: Known) -> Known:
-        if words[0].raw in ("export", "declare", "local", "readonly"):
-            words = [word for word in words[1:] if not word.raw.startswith("-")]
+        if (kind := words[0].raw) in ("export", "declare", "local", "readonly", "typeset"):
+            if kind not in ("export", "readonly") and not any(re.match(r"-\w*g", word.raw) for word in words):
+                words = [Word(word.raw + "=" * word.raw.isidentifier(), word.where) for word in words[1:]]
+                found = [(hit[1], word.where) for word in words if (hit := _ASSIGNS.match(word.raw))]
+                self.outer = {**{name: self._lookup(name, where) for name, where in found}, **self.outer}
+            words = [word for word in words if _ASSIGNS.match(word.raw)]
         own = next((at for at, word in enumerate(words) if not _ASSIGNS.match(word.raw)), len(words))
         name, where = (words[own].raw, words[own].where) if own < len(words) else ("", "")
         if name in ("", "source", "."):
@@ -176,9 +185,13 @@ class _Shell:
                 self.said = " ".join(text or "?" for text in texts[1:])
             case "exit" if live:
                 raise SettingsError(f"{where}: the script stops here{self.said and ': '}{self.said}")
-            case "shift":
+            case "set" if "--" in texts and live:
+                self._pass(fields[texts.index("--") + 1 :])
+            case "shift" | "set" if name == "shift" or "--" in texts:
                 for place in _PLACES:
-                    self._unknown(place, where, "`shift` moves it")
+                    self._unknown(place, where, f"`{name}` changes it")
+            case "return" if texts[1:]:
+                return None if texts[1] is None else texts[1] == "0"
             case _ if name in self.functions:
                 return self._call(name, fields[1:], live)
             case _ if name.startswith("(("):

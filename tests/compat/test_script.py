@@ -57,6 +57,16 @@ def flags(folder: Path, text: str, environ: dict[str, str] | None = None) -> lis
         ),
         ('if [[ a* == "a*" ]]; then N=1; else N=2; fi\n[ ab = "a*" ] && N=3\npython train.py $N', ["1"]),
         ("f() { { N=3; }; g() { N=4; M=$1; }; g x; }\nf y\npython train.py $N $M", ["4", "x"]),
+        (
+            "N=1 M=1\nf() { local -i N=2 M; M=3; declare K=4; declare -g G=5; H=$N; }\nf\npython train.py $N $M ${K:-6} $G $H",
+            ["1", "1", "6", "5", "2"],
+        ),
+        ("f() { local N=2; g; echo $N; }\ng() { N=3; M=$N; }\nN=1\nf\npython train.py $N $M", ["1", "3"]),
+        ("export N M=2\npython train.py $M", ["2"]),
+        ("f() { return 1; }\nif f; then N=8; else N=2; fi\nf || M=3\npython train.py $N $M", ["2", "3"]),
+        ("f() { false; return $1; }\nif f 0; then N=8; else N=2; fi\npython train.py $N", ["8"]),
+        ('set -e -- --lr 5\npython3 train.py "$@" $2', ["--lr", "5", "5"]),
+        ('set -- --n "$@"\nf() { set -- x; }\nset -- "$@" 1\nf\npython3 train.py "$@"', ["--n", "1"]),
     ],
 )
 def test_words_are_those_of_bash(tmp_path: Path, text: str, expected: list[str]) -> None:
@@ -89,6 +99,10 @@ def test_what_the_caller_exports_counts_where_the_script_reads_it(tmp_path: Path
         ('N=0 X=\nif [ "$X" -gt 1 ]; then N=1; fi\npython train.py --n $N', 2, "depends on"),
         ("N=0 P='a*'\nif [[ ab == $P ]]; then N=1; fi\npython train.py --n $N", 2, "depends on"),
         ("N=0\nif [[ ab == [a-c]b ]]; then N=1; fi\npython train.py --n $N", 2, "depends on"),
+        ("f() {\n  x && return 1\n  N=1\n}\nf\npython train.py --n $N", 3, "depends on"),
+        ("N=1\nf() { if x; then return 0; fi; false; }\nif f; then N=2; fi\npython train.py --n $N", 3, "depends on"),
+        ("N=1\nf() { return $(x); }\nif f; then N=2; fi\npython train.py --n $N", 3, "depends on"),
+        ("if x; then set -- --n 1; fi\npython train.py --n $1", 1, "set"),
         ("f() {\n  shift\n  python train.py --n $1\n}\nf a b", 2, "shift"),
         ("if x; then f() { N=1; }; fi\nif x; then f; fi\npython train.py --n ${N:-2}", 1, "depends on"),
     ],
