@@ -4,6 +4,7 @@ checked. Generating hooks are called with the built-in engine, if there is a mod
 
 import ast
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -159,13 +160,10 @@ class _Source:
 _VALUES: Mapping[str, Callable[[], Any]] = {
     "sample": lambda: _samples()[1],
     "samples": _samples,
-    "sampling_params": lambda: {"max_new_tokens": 8, "temperature": 1.0},
+    **{name: partial(json.loads, text) for name, text in rows(__package__, "values.tsv")},
     **dict.fromkeys(("buffer", "groups", "all_groups"), lambda: [_samples(0), _samples(2)]),
-    "num_samples": lambda: 1,
-    "rollout_id": lambda: 0,
     "data_source": _Source,
     **dict.fromkeys(("rollout_extra_metrics", "extra_metrics"), dict),
-    "rollout_time": lambda: 1.0,
     "data": lambda: {"set": {"rewards": [0.0, 1.0], "truncated": [False] * 2, "samples": _samples()}},
     "rollout_data": lambda: _batch() | {"kl": _tensors()},
     "batch": lambda: _batch(micro=True),
@@ -175,9 +173,6 @@ _VALUES: Mapping[str, Callable[[], Any]] = {
     "train_log_probs": lambda: _tensors(-0.5),
     "rollout_log_probs": lambda: _tensors(-0.25),
     "loss_masks": lambda: _tensors(1, "int32"),
-    "total_lengths": lambda: [4, 4],
-    "response_lengths": lambda: [2, 2],
-    "calculate_per_token_loss": lambda: False,
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.fields import Sections
+from agentrl.config.values import rows
 from agentrl.modelfolder import EXPERTS, read_config, text_config
 
 Config = Mapping[str, Any]
@@ -46,20 +47,15 @@ def _sparse(config: Config, given: Any) -> Any:
 
 
 SHAPES: Mapping[str, Fact] = {
-    "num_layers": lambda c, _: c["num_hidden_layers"],
-    "hidden_size": lambda c, _: c["hidden_size"],
+    **{name: lambda c, _, key=key: c[key] for name, key in rows(__package__, "shapes.tsv")},  # type: ignore[misc]
     "ffn_hidden_size": lambda c, given: c.get("intermediate_size") or given,  # if missing, all layers have experts
-    "num_attention_heads": lambda c, _: c["num_attention_heads"],
     "num_query_groups": lambda c, _: c.get("num_key_value_heads") or c["num_attention_heads"],
     "group_query_attention": lambda c, _: (
         c.get("num_key_value_heads", c["num_attention_heads"]) < c["num_attention_heads"]
     ),
     "kv_channels": lambda c, given: given if c.get("kv_lora_rank") else _head(c),
-    **dict.fromkeys(("vocab_size", "padded_vocab_size"), lambda c, _: c["vocab_size"]),
     "make_vocab_size_divisible_by": lambda c, given: given if c["vocab_size"] % given == 0 else 1,
-    "max_position_embeddings": lambda c, _: c["max_position_embeddings"],
     "seq_length": lambda c, given: min(given, c["max_position_embeddings"]),
-    "norm_epsilon": lambda c, _: c["rms_norm_eps"],
     "normalization": lambda c, _: "RMSNorm",
     "swiglu": lambda c, _: c.get("hidden_act", "silu") == "silu",
     "untie_embeddings_and_output_weights": lambda c, _: not c.get("tie_word_embeddings", False),
@@ -79,11 +75,6 @@ SHAPES: Mapping[str, Fact] = {
     "rotary_interleaved": lambda c, _: c["model_type"] in ("glm", "glm4"),
     "spec": _spec,
     "multi_latent_attention": lambda c, _: bool(c.get("kv_lora_rank")),
-    "q_lora_rank": lambda c, _: c["q_lora_rank"],
-    "kv_lora_rank": lambda c, _: c["kv_lora_rank"],
-    "qk_head_dim": lambda c, _: c["qk_nope_head_dim"],
-    "qk_pos_emb_head_dim": lambda c, _: c["qk_rope_head_dim"],
-    "v_head_dim": lambda c, _: c["v_head_dim"],
     "mscale": lambda c, given: _rope(c, "mscale") if _rope(c, "factor") else given,
     "mscale_all_dim": lambda c, given: _rope(c, "mscale_all_dim") if _rope(c, "factor") else given,
     "rotary_base": lambda c, _: _rope(c, "rope_theta") or 10000.0,
@@ -92,7 +83,6 @@ SHAPES: Mapping[str, Fact] = {
     "use_rope_scaling": lambda c, _: (_rope(c, "rope_type") or "default") != "default",
     "num_experts": lambda c, _: next((c[key] for key in EXPERTS if c.get(key)), None),
     "moe_ffn_hidden_size": lambda c, _: c.get("moe_intermediate_size") or c["intermediate_size"],
-    "moe_router_topk": lambda c, _: c["num_experts_per_tok"],
     "moe_layer_freq": _sparse,
     "moe_shared_expert_intermediate_size": lambda c, _: (
         c.get("shared_expert_intermediate_size")
