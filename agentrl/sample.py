@@ -466,7 +466,7 @@ class Sample:
             if reward_key not in value:
                 raise SampleError(f"reward has no entry {reward_key!r}; it has {sorted(value)}")
             value = value[reward_key]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
             raise SampleError(f"sample index={self.index}: reward must be a finite number, got {value!r}")
         return float(value)
 

@@ -9,7 +9,7 @@ import copy
 import functools
 import inspect
 from argparse import Namespace as Open
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ from agentrl.compat.flags import defaults
 from agentrl.compat.sample import Rendered, SlimeSample
 from agentrl.config.args import Args
 from agentrl.config.problems import did_you_mean
+from agentrl.plugins import is_async
 
 
 class Namespace(Open):
@@ -82,23 +83,20 @@ def in_use() -> bool:
 def adapted(found: Any) -> Any:
     """Return a slime function in the form that our code calls."""
     _adapted.add(repr(found))
-    if inspect.iscoroutinefunction(found):
-
-        @functools.wraps(found)
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            passed = _Passed(args, kwargs)
-            return passed.ended(await found(*passed.args, **passed.kwargs))
-
-        return awaited
-    if not inspect.isfunction(found):
+    if inspect.isclass(found) or not callable(found):
         return found
 
     @functools.wraps(found)
     def called(*args: Any, **kwargs: Any) -> Any:
         passed = _Passed(args, kwargs)
-        return passed.ended(found(*passed.args, **passed.kwargs))
+        result = found(*passed.args, **passed.kwargs)
+        return passed.awaited(result) if inspect.isawaitable(result) else passed.ended(result)
 
-    return called
+    @functools.wraps(found)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        return await called(*args, **kwargs)
+
+    return awaited if is_async(found) else called
 
 
 def four_to_three(found: Any) -> Any:
@@ -120,6 +118,9 @@ class _Passed:
         self._given: dict[int, tuple[Any, Any]] = {}
         self.args = [self._there(value) for value in args]
         self.kwargs = {name: self._there(value) for name, value in kwargs.items()}
+
+    async def awaited(self, result: Awaitable[Any]) -> Any:
+        return self.ended(await result)
 
     def ended(self, result: Any) -> Any:
         """Copy the function's changes into our samples, and return its result."""

@@ -166,6 +166,8 @@ class Flags:
         low = dict(defaults(ours=True))
         if values.get("rollout_external_engine_addrs"):
             del low["engine"]
+        if values.get("loss_type") == "sft_loss":
+            del low["use_rollout_logprobs"]
         values = {**low, **values}
         needs = [row for row in table().values() if row.needs and row.name in values]
         ignored = {row.name: values.pop(row.name) for row in needs if not holds(row.needs, values)}

@@ -76,13 +76,13 @@ def install() -> None:
 
 
 def speaks_slime(found: Any) -> bool:
-    """Return true if the file of a function or class, unwrapped, imports slime, or is slime's or this package's."""
+    """Return true if the file of a function, class or object's class imports slime, or is slime's or this package's."""
     found = inspect.unwrap(getattr(found, "func", found))
     module = str(getattr(found, "__module__", "") or "")
     if module.partition(".")[0] in ROOTS or module.startswith(f"{__package__}."):
         return True
     try:
-        file = inspect.getsourcefile(found)
+        file = inspect.getsourcefile(found if inspect.isroutine(found) or inspect.isclass(found) else type(found))
     except TypeError:
         return False
     return file is not None and _imports_slime(file)

@@ -49,9 +49,8 @@ class SlimeRollouts(RolloutHooks):
         self._evaluate = self._load("eval_function_path") or self._play
         self._filter = self._load("rollout_sample_filter_path")
         self._process = self._load("rollout_all_samples_process_path")
-        needs = {"rollout_function_path": self._play, "eval_function_path": self._evaluate}
-        needs["rollout_all_samples_process_path"] = self._process
-        self.alone = next((name for name, function in needs.items() if function is not None), "")
+        needs = ("rollout_function_path", "eval_function_path", "rollout_all_samples_process_path")
+        self.alone = next((name for name in needs if self._load(name) is not None), "")
         self._log = self._load("custom_rollout_log_function_path")
         self._log_evaluation = self._load("custom_eval_rollout_log_function_path")
         if args.data_source_path:  # loading shows if it is slime's
@@ -196,6 +195,9 @@ class _Leases:
         """Complete the groups that the function returned; drop groups that it neither returned nor added back."""
         if not isinstance(output, RolloutFnTrainOutput):
             raise PluginError(f"rollout_function_path must return RolloutFnTrainOutput, got {type(output).__name__}")
+        members = [id(member) for member in _flat(output.samples)]
+        if len(members) != len(set(members)):
+            raise PluginError("rollout_function_path returned a sample twice; return each once, or copies of it")
         for group in _groups(output.samples, "rollout_function_path"):
             if (number := group[0].group_index) not in self._leased:
                 (number,) = self._store.insert_external([group], self._step)

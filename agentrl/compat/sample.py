@@ -166,8 +166,9 @@ class SlimeSample(ours.Sample):
             self.rollout_log_probs = [0.0] * before if self.rollout_log_probs is None else self.rollout_log_probs
             turn = 1 + max((segment.turn for segment in self.segments), default=0)
             if trainable:
-                version = meta.get("weight_version")
-                self.append_model(ids, known or [], None if version is None else str(version), turn=turn)
+                version, kept = meta.get("weight_version"), meta.get("output_token_sampling_mask")
+                known = known if kept is None else meta["output_token_sampling_logprobs"]
+                self.append_model(ids, known or [], None if version is None else str(version), turn=turn, kept=kept)
             else:
                 self.append_observation(ids, turn=turn - 1)
         if (finish := (meta.get("finish_reason") or {}).get("type")) is None or not update_terminal_info:

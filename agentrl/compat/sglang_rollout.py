@@ -25,17 +25,11 @@ class GenerateState(metaclass=SingletonMeta):
         self.tokenizer = load_tokenizer(args.hf_checkpoint)
         self.processor: Any = load_processor(args.hf_checkpoint)
         self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency * args.rollout_num_engines)
-        self.sampling_params: dict[str, Any] = {
-            "temperature": args.rollout_temperature,
-            "top_p": args.rollout_top_p,
-            "top_k": args.rollout_top_k,
-            "max_new_tokens": args.rollout_max_response_len,
-            "stop": args.rollout_stop or None,
-            "stop_token_ids": args.rollout_stop_token_ids or None,
-            "skip_special_tokens": args.rollout_skip_special_tokens,
-            "no_stop_trim": True,
-            "spaces_between_special_tokens": False,
-        }
+        same = ("temperature", "top_p", "top_k", "skip_special_tokens")
+        self.sampling_params: dict[str, Any] = {name: getattr(args, f"rollout_{name}") for name in same}
+        self.sampling_params |= {"no_stop_trim": True, "spaces_between_special_tokens": False}
+        self.sampling_params |= {"stop": args.rollout_stop or None, "max_new_tokens": args.rollout_max_response_len}
+        self.sampling_params["stop_token_ids"] = args.rollout_stop_token_ids or None
         self.aborted = False
 
 
@@ -55,6 +49,8 @@ async def generate(args: Any, sample: SlimeSample, sampling_params: dict[str, An
         sample.multimodal_train_inputs = sample.multimodal_train_inputs or pixels
     sample.tokens = list(sample.tokens) or state.tokenizer.encode(sample.prompt, add_special_tokens=False)
     payload = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
+    cut = all(one.get("top_p", 1) < 1 or one.get("top_k", -1) > 0 for one in (params, state.sampling_params))
+    payload["return_sampling_mask"] = cut and not args.allow_truncated_sampling
     if images:
         payload["image_data"] = [encode_image_for_rollout_engine(image) for image in images]
     headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None

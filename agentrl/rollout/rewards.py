@@ -77,7 +77,7 @@ def check_reward(sample: Sample, giver: str) -> None:
     """Check that the reward is a finite number, or a dict whose numbers are finite; remove an invalid reward. Raises
     GraderFailure: the reward is invalid. `giver`: name of its source for the message, or ""."""
     values = sample.reward.values() if isinstance(sample.reward, dict) else [sample.reward]
-    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    numbers = [v for v in values if isinstance(v, (int, float))]
     plain = not isinstance(sample.reward, dict)
     if (plain and not numbers) or not all(map(math.isfinite, numbers)):
         given, sample.reward = sample.reward, None

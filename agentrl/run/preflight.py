@@ -355,6 +355,7 @@ def _dump(template: str, num_rollout: int) -> None:
 
 
 _LABELLED = 8  # rows per environment whose labels are tried
+_UNCHANGED = "--custom-generate-function-path slime.rollout.sglang_rollout.generate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +367,7 @@ class FirstRows:
     labelled: dict[str, list[PromptRow]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     with_images: list[PromptRow] = field(default_factory=list)
+    slime: bool = False  # slime's defaults apply: it sends a text as it is
 
     def look(self, row: PromptRow) -> str | None:
         """Record a row; return the error if the row names none of several environments."""
@@ -376,6 +378,10 @@ class FirstRows:
             name = ALONE
         elif problem := environments.unknown(name):
             return f"{problem}; --env-key says which field names it"
+        played = self.plugins.generate or self.plugins.hooks.alone.endswith("function_path")
+        plain = self.slime and isinstance(row.prompt, str) and not played
+        if plain and environments and environments[str(name)].kind is Environment:
+            return f"a text is the prompt: add --apply-chat-template, or {_UNCHANGED} to send it without the template"
         self.rows.setdefault(str(name), row)
         first = self.labelled.setdefault(str(name), [])
         if len(first) < _LABELLED and row not in first:  # the first row is passed twice
@@ -387,7 +393,8 @@ class FirstRows:
 
 
 def _training_rows(settings: RunSettings, plugins: Plugins, whole: bool) -> FirstRows:
-    rows, own_source = FirstRows(plugins), settings.data.data_source_path is not None
+    rows = FirstRows(plugins, slime=settings.compat.slime_defaults)
+    own_source = settings.data.data_source_path is not None
     if own_source and plugins.environments and plugins.environments.names:
         check_source(settings.data)  # the source names the environments
     elif (first := check_source(settings.data, rows.look)) is None:
@@ -401,7 +408,8 @@ def _training_rows(settings: RunSettings, plugins: Plugins, whole: bool) -> Firs
 
 
 def _eval_rows(held_out: EvalSet, whole: bool) -> FirstRows:
-    rows = FirstRows(Plugins.load(held_out.settings) if whole else Plugins())
+    plugins = Plugins.load(held_out.settings) if whole else Plugins()
+    rows = FirstRows(plugins, slime=held_out.settings.compat.slime_defaults)
     held_out.data.check(rows.look)
     if whole:
         check_graded(held_out.settings, rows)

@@ -174,6 +174,11 @@ def too_many(args, rollout_id, data_source, evaluation=False):
     return [[_finished(sample) for sample in group] for group in data_source.get_samples(3)]
 
 
+def twice(args, rollout_id, data_source, evaluation=False):
+    group = [_finished(sample) for sample in data_source.get_samples(1)[0]]
+    return [group, group]
+
+
 def until_enough(args, rollout_id, data_source, evaluation=False):
     groups = []
     while len(groups) < args.rollout_batch_size:

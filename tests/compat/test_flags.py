@@ -202,6 +202,13 @@ def test_another_spelling_must_not_contradict(line: str, said: str) -> None:
     assert said in message(line)
 
 
+def test_defaults_of_the_loss_and_the_rate_are_slimes() -> None:
+    found = build("--slime-defaults --train-async --lr 1e-5 --num-rollout 3")
+    assert (found.train.lr_decay_style, found.algorithm.use_rollout_logprobs) == ("linear", False)
+    assert build("--train-async").algorithm.use_rollout_logprobs is True
+    assert build("--slime-defaults --loss-type sft_loss --sft-turns all").algorithm.use_rollout_logprobs is None
+
+
 def test_every_hook_that_is_taken_is_called_by_somebody() -> None:
     assert {row.name for row in table().values() if row.state == "own"} - set(hooks()) == {"custom_config_path"}
 

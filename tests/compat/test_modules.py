@@ -1,5 +1,6 @@
 """slime's module names resolve to ours, and a function of a file that imports slime gets slime's args and samples."""
 
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from agentrl.compat.modules import names, speaks_slime
 from agentrl.compat.sample import SlimeSample
 from agentrl.config import RunSettings
 from agentrl.errors import PluginError
-from agentrl.plugins import load_object
+from agentrl.plugins import is_async, load_object
 from agentrl.sample import Sample as Ours
 from agentrl.sample import Status
 
@@ -85,6 +86,53 @@ def test_samples_go_out_as_slimes_and_come_back_as_ours_with_all_that_was_set(tm
         assert new.status is Status.COMPLETED
         assert first.remove_sample
         assert first.metadata == {"slime_attributes": {"tool_calls": calls}}
+
+
+OBJECTS = """
+import functools
+import slime
+class Rewarder:
+    def __call__(self, args, sample):
+        sample.mark = type(sample).__module__
+        return hasattr(args, "sglang_router_request_timeout_secs") or args.ci_test is False
+    def plain(self, args, sample):
+        return self(args, sample)
+    async def later(self, args, sample):
+        return self(args, sample)
+class Waiting(Rewarder):
+    async def __call__(self, args, sample):
+        return self.plain(args, sample)
+    def plain(self, args, sample):
+        return Rewarder.__call__(self, args, sample)
+made, waiting = Rewarder(), Waiting()
+plain, later = made.plain, made.later
+part, other = functools.partial(made.plain), functools.partial(waiting)
+kind = Rewarder
+"""
+
+
+@pytest.mark.parametrize("name", ["made", "waiting", "plain", "later", "part", "other"])
+async def test_callable_objects_of_slimes_form_get_slimes_args_and_samples(tmp_path: Path, name: str) -> None:
+    found: Any = load_object(f"{_file(tmp_path, OBJECTS)}:{name}", what="x")
+    sample = Ours(index=0, prompt="a")
+    assert is_async(found) == (name in ("waiting", "later"))
+    result = found(RunSettings().args, sample)
+    assert (await result if isawaitable(result) else result) is True
+    assert sample.metadata == {"slime_attributes": {"mark": "agentrl.compat.sample"}}
+
+
+def test_a_class_stays_the_users(tmp_path: Path) -> None:
+    assert isinstance(load_object(f"{_file(tmp_path, OBJECTS)}:kind", what="x"), type)
+
+
+def test_appending_with_kept_sets_takes_the_log_probs_within_them() -> None:
+    sample = SlimeSample(tokens=[1], loss_mask=[])
+    meta = {"output_token_sampling_mask": [[5, 6], [7]], "output_token_sampling_logprobs": [-0.5, 0.0]}
+    sample.append_response_tokens(tokens=[5, 7], log_probs=[-1.0, -2.0], meta_info=meta)
+    sample.append_response_tokens(tokens=[8], trainable=False)
+    assert sample.rollout_log_probs == [-0.5, 0.0, 0.0]
+    assert list(sample.rollout_top_p_token_ids or ()) == [5, 6, 7]
+    assert list(sample.rollout_top_p_token_offsets or ()) == [0, 2, 3, 3]
 
 
 def test_appending_grows_the_lists_that_user_code_holds_and_keeps_who_wrote_what() -> None:

@@ -77,7 +77,7 @@ def test_float8_weights_are_refused_with_the_command_that_converts_them(
 def test_rollouts_are_not_refused_by_rules_of_trainers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"input": "1+1?", "label": "2"}) + "\n")
     folder = real_folder(tmp_path / "model", "Qwen3-0.6B")
-    line = f"--hf-checkpoint {folder} --prompt-data {tmp_path}/rows.jsonl --label-key label --rm-type math --slime-defaults"
+    line = f"--hf-checkpoint {folder} --prompt-data {tmp_path}/rows.jsonl --label-key label --rm-type math --slime-defaults --apply-chat-template"
     line += f" --engine-python {sys.executable} --output-dir {tmp_path}/out --num-rollout 1 --rollout-batch-size 4"
     line += " --actor-num-nodes 4 --rollout-num-gpus 1 --tensor-model-parallel-size 3 --expert-model-parallel-size 2"
     assert run(["train", "--dry-run", *line.split()]) == 2

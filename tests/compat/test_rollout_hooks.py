@@ -184,6 +184,7 @@ async def test_a_rollout_function_plays_on_groups_of_the_ledger(kit: RunKit) -> 
         ("too_few", "returned 0 groups, rollout_batch_size is 2"),
         ("fails", "ZeroDivisionError: .* at .*functions.py"),
         ("unrewarded", "must be a finite number"),
+        ("twice", "rollout_function_path returned a sample twice"),
     ],
 )
 async def test_a_rollout_function_that_fails_loses_nothing(kit: RunKit, function: str, message: str) -> None:
@@ -252,6 +253,19 @@ def test_what_cannot_be_is_refused_before_the_run(kit: RunKit) -> None:
     ahead = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
     with pytest.raises(SettingsError, match="--max-staleness 1"):
         Plugins.load(settings(kit, {}, compat_options={"rollout_function_path": ahead}))
+
+
+async def test_slimes_generate_keeps_what_top_p_left_to_sample_from(kit: RunKit) -> None:
+    path = "slime.rollout.sglang_rollout.generate"
+    own = {"custom_generate_function_path": path, "custom_rm_path": f"{FUNCTIONS}:other_reward", "rollout_top_k": 3}
+    s = settings(kit, {}, **own, eval_prompt_data=("dev", str(kit.folder / "prompts.jsonl")), eval_top_k=-1)
+    with open_folder(s) as folder:
+        async with opened(s, folder) as rollouts:
+            groups, *_ = await rollouts.play(0)
+            assert (await rollouts.evaluate(0))["eval/dev/reward"] == 7
+    for sample in (sample for group in groups for sample in group):
+        assert len(sample.rollout_top_p_token_offsets or ()) == sample.response_length + 1
+        assert len(sample.rollout_top_p_token_ids or ()) == 3 * sample.response_length
 
 
 async def test_the_rest_of_an_interrupted_answer_has_the_room_that_is_left(kit: RunKit) -> None:

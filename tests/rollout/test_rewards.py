@@ -14,7 +14,7 @@ from agentrl.errors import GraderFailure
 from agentrl.rm_hub import GraderRunner, RmHubSettings, async_rm
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.group import GroupPlayer
-from agentrl.rollout.rewards import Grader
+from agentrl.rollout.rewards import Grader, check_reward
 from tests.rollout.scripted import END, OneBatch, ScriptedEngine, Store, build, make_context
 from tests.support.evaluating import evaluate
 from tests.support.nightly import nightly
@@ -101,7 +101,17 @@ async def test_dict_rewards_and_their_keys(chat: Chat) -> None:
     assert result.metrics["reward"] == 0.5
 
 
-@pytest.mark.parametrize("reward", [{"score": None}, {"score": True}, {"other": 1.0}])
+@pytest.mark.parametrize(
+    ("reward", "key", "kept"), [(True, None, 1.0), (False, None, 0.0), ({"a": True}, "a", {"a": True})]
+)
+def test_a_verdict_is_a_reward(reward: Any, key: str | None, kept: Any) -> None:
+    sample = Sample(reward=reward)
+    check_reward(sample, "")
+    assert (sample.reward, type(sample.reward)) == (kept, type(kept))
+    assert sample.get_reward_value(key) == float(reward["a"] if key else reward)
+
+
+@pytest.mark.parametrize("reward", [{"score": None}, {"score": "1"}, {"other": 1.0}])
 @pytest.mark.parametrize("by_group", [False, True])
 async def test_a_dict_without_a_usable_entry_is_the_graders_failure(chat: Chat, reward: Any, by_group: bool) -> None:
     def graded(sample: Sample) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.cli.main import run
 from agentrl.config import Purpose, RunSettings
-from agentrl.errors import SettingsError
+from agentrl.errors import AgentRLError, SettingsError
 from agentrl.media import Image
 from agentrl.run.preflight import preflight
 from agentrl.runfolder import MANIFEST, RunFolder
@@ -273,6 +273,24 @@ def test_a_label_that_nobody_reads_is_noted_once(here: RunKit) -> None:
     (note,) = preflight(RunSettings.from_cli(here.arguments(label_key=None)), "train")
     assert "field 'label' that no setting reads" in note
     assert "--label-key label" in note
+
+
+@pytest.mark.parametrize("purpose", ["train", "eval"])
+def test_slimes_defaults_take_no_text_for_a_message(here: RunKit, purpose: Purpose) -> None:
+    one: dict[str, Any] = {"slime_defaults": True, "env": None, "rm_type": "math", "engine": "embedded"}
+    one |= {"actor_num_gpus_per_node": 1, **({"eval_prompt_data": "prompts.jsonl"} if purpose == "eval" else {})}
+    with pytest.raises(
+        AgentRLError, match="prompts.jsonl line 1: a text is the prompt: add --apply-chat-template, or "
+    ):
+        preflight(RunSettings.from_cli(here.arguments(**one)), purpose)
+    slimes = "slime.rollout.sglang_rollout.generate"
+    passing: dict[str, Any] = {
+        "apply_chat_template": True,
+        "env": "env.py:AddEnv",
+        "custom_generate_function_path": slimes,
+    }
+    for name, value in passing.items():
+        preflight(RunSettings.from_cli(here.arguments(**{**one, name: value})), purpose)
 
 
 def test_a_mistake_is_found_without_ray(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,7 +126,7 @@ class RewardCalculator:
             value = await call(self._functions[name], {**config.params, **said, "config_params": config.params})
         except Exception as error:
             raise GraderFailure(describe(f"reward {name}", error), kind="grader_raised") from error
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(value, int | float) or not math.isfinite(value):
             said_by = f"reward {name} must return a finite number"
             raise GraderFailure(f"{said_by}, got {value!r:.80}", kind="grader_bad_reward")
         return float(value)

@@ -23,6 +23,7 @@ from agentrl.run.preflight import load_chat, resumed
 from agentrl.runfolder import METRICS
 from agentrl.sample import Sample
 from agentrl.train.checkpoints import latest
+from agentrl.train.learning_rate import end_of_decay
 
 
 class SlimeTrainerAdapter:
@@ -51,7 +52,10 @@ class SlimeTrainerAdapter:
         found, dumps = resumed(self.settings), str(Path(self.settings.observability.output_dir) / "experience")
         number = 0 if found is None else found.step + 1
         save_rollout(dumps, number, groups)
-        return await self._run(self.settings.replace(load_debug_rollout_data=dumps, num_rollout=number + 1))
+        train, total = self.settings.train, self.settings.rollout.num_rollout
+        end = end_of_decay(train, (total or 0) * (train.num_steps_per_rollout or 0) or None)
+        more = {"load_debug_rollout_data": dumps, "num_rollout": number + 1, "lr_decay_iters": end}
+        return await self._run(self.settings.replace(**more))
 
     def save_checkpoint(self, checkpoint_directory: str) -> None:
         """Copy the newest checkpoint's folder into `checkpoint_directory`."""

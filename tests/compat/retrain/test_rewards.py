@@ -79,6 +79,16 @@ async def test_the_whole_reward_is_credited_as_its_strategy_says(strategy: str, 
     assert calculator.credit([{"environment": 0.0}] * 2, {"turns": 2.0}) == shares
 
 
+@reward
+def short(completion: str) -> bool:
+    return len(completion) < 4
+
+
+async def test_a_verdict_counts_as_0_or_1() -> None:
+    bridge = RewardBridge({"short": {"weight": 2.0}})
+    assert [await bridge.reward(None, played(text)) for text in ("abc", "abcd")] == [2.0, 0.0]
+
+
 async def test_an_error_costs_one_sample() -> None:
     bridge = RewardBridge({"odd": {}})
     assert await bridge.reward(None, played("fine")) == 1.0

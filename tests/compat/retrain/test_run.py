@@ -95,6 +95,27 @@ def test_the_bridge_configuration_runs(tiny: Path, tmp_path: Path) -> None:
     check_trained(run(tiny, tmp_path, shared), steps=2)
 
 
+@pytest.mark.parametrize(("style", "end"), [("linear", 5 * 2), ("constant", None)])
+async def test_steps_share_the_decay_of_the_whole_run(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, style: str, end: int | None
+) -> None:
+    sizes = {"num_generations": 2, "rollout_batch_size": 2, "num_steps_per_rollout": 2, "num_iterations": 5}
+    config = TrainingConfig(
+        AlgorithmConfig("grpo", "trl", {**sizes, "lr_decay_style": style}),
+        model={"name_or_path": str(tiny)}, environment={"type": "fastmcp_env", "env_specific_config": {"server_url": "http://x"}},
+    )  # fmt: skip
+    adapter, asked = SlimeTrainerAdapter(config, output_dir=str(tmp_path / "out")), list[RunSettings]()
+
+    async def run(settings: RunSettings) -> dict[str, Any]:
+        asked.append(settings)
+        return {}
+
+    monkeypatch.setattr(adapter, "_run", run)
+    chat = Chat.load(str(tiny))
+    await adapter.step([rollout(chat, rewards=[1.0, float(at)], sampled=True) for at in range(4)])
+    assert [(s.rollout.num_rollout, s.train.lr_decay_iters) for s in asked] == [(1, end)]
+
+
 @pytest.mark.slow
 async def test_the_adapter_trains_saves_and_loads(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
