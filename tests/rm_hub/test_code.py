@@ -63,6 +63,26 @@ def test_where_the_program_is(answer: str, program: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "info",
+    [
+        "python:square.py", 'python title="a.py"', "{python}", "Python 3", "python showLineNumbers", "python3.11",
+        "python {.numberLines}", "{.python .numberLines}", "py3",
+    ],
+)  # fmt: skip
+def test_a_fence_may_say_more_than_the_language(info: str) -> None:
+    assert extract_code(f"So:\n```{info}\n{SQUARE}\n```\nf(x) squares x.")[0] == SQUARE
+    assert extract_code(f"```{info.lower().replace('py', 'ru')}\n{SQUARE}\n```")[0] is None
+
+
+def test_inline_code_opens_no_block() -> None:
+    assert extract_code(f"```f``` squares x\n{fenced(SQUARE)}")[0] == SQUARE
+
+
+def test_the_last_line_of_code_may_close_the_block() -> None:
+    assert extract_code(f"```python\n{SQUARE}```\n\nf(x) squares x.")[0] == SQUARE
+
+
+@pytest.mark.parametrize(
     "answer", ["", "No idea.", "<think>" + fenced(SQUARE), "```python\n```", "```java\nint x;\n```", "f(x) squares x."]
 )
 def test_where_there_is_none(answer: str) -> None:

@@ -16,6 +16,7 @@ import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.chat.parsers.base import json_or_text
@@ -62,17 +63,7 @@ def read_tests(label: Any, metadata: Mapping[str, Any]) -> Programs | Checks:
     return replace(cases, preamble=preamble)
 
 
-_STARS = "operator bisect collections copy datetime functools heapq itertools math random string typing builtins"
-_MODULES = "bisect, cmath, collections, copy, datetime, functools, heapq, itertools, json, math, operator, random, re, string, sys"
-_IMPORTS = (
-    "".join(f"from {name} import *\n" for name in _STARS.split())
-    + f"""\
-import {_MODULES}, typing
-from sys import maxsize
-try: from sortedcontainers import SortedDict, SortedList, SortedSet
-except ImportError: pass
-"""
-)
+_IMPORTS = (Path(__file__).parent / "leetcode_imports.txt").read_text(encoding="utf-8")
 _FUTURE = re.compile(r"(?ms)\A.*^from __future__ import [^\n]*\n")
 _SOLUTION = re.compile(r"(?m)^class Solution\b")
 
@@ -160,13 +151,17 @@ def _bad(what: str) -> GraderFailure:
 
 
 _MAX = 200_000  # only this many last characters are read: the program comes last
-_FENCE = re.compile(r"(?m)(`{3,}|~{3,})[ \t]{0,8}([\w+.#-]{0,24})[^\S\n]{0,8}(?:\n|\Z)")
+_FENCE = re.compile(
+    r"(?m)(?P<line>^[ \t]{0,12})?(?P<fence>`{3,}|~{3,})[ \t]{0,8}[{.]{0,2}(?P<language>(?:[^\W\d_]|[+#]){0,24})"
+    r"(?(line)[^`\n]*|[\w+.#-]{0,24}[^\S\n]{0,8})(?:\n|\Z)"
+)
+"""An opening fence: on a line of its own with any text behind the language, or behind prose with the language alone."""
 _LINE = re.compile(
     r"(?:def|class|import|from|if|elif|else|for|while|with|try|except|finally|return|print|async|assert|raise|pass|"
     r"break|continue|global|lambda|yield)\b|[@#\])}\"']|[A-Za-z_][\w.\[\], ]{0,80}(?:[+*/%|&^-]|//|\*\*)?=(?!=)|[A-Za-z_][\w.]{0,60}\("
 )
 _BEGINS = re.compile(r"(?:def|class|import|from|async def|@)\s?\w")
-_PYTHON = ("python", "py", "python3", "py3", "")
+_PYTHON = ("python", "py", "")
 _DEFINES = re.compile(r"(?m)^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*=")
 
 
@@ -194,9 +189,11 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
     """Yield language and text of fenced blocks. A shorter inner fence or one of another kind belongs to the block."""
     at = 0
     while opening := _FENCE.search(text, at):
-        fence, start = opening.group(1), opening.end()
-        closing = re.compile(rf"(?m)^[ \t]{{0,12}}{fence[0]}{{{len(fence)},}}[ \t]*$").search(text, start)
-        yield opening.group(2).lower(), text[start : closing.start() if closing else None]
+        fence, start = opening["fence"], opening.end()
+        places = (r"^[ \t]{0,12}", f"(?<!{fence[0]})")  # a line of its own, or else the end of the last line of code
+        forms = (re.compile(rf"(?m){place}{fence[0]}{{{len(fence)},}}[ \t]*$") for place in places)
+        closing = next(filter(None, (form.search(text, start) for form in forms)), None)
+        yield opening["language"].lower(), text[start : closing.start() if closing else None]
         at = closing.end() if closing else len(text)
 
 
