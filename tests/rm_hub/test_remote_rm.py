@@ -14,6 +14,7 @@ from agentrl.errors import Blame, GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import find
 from agentrl.rm_hub.remote_rm import RemoteRM, read_answer
+from agentrl.rm_hub.running import http
 from agentrl.rm_hub.running.http import HttpStatus
 from agentrl.rm_hub.settings import RmHubSettings
 from tests.rm_hub.http_server import Endpoint, serving, unused_address
@@ -99,7 +100,7 @@ async def test_an_answer_that_does_not_end_is_a_bad_one() -> None:
     assert caught.value.kind == "grader_bad_answer"
 
 
-@pytest.mark.parametrize("status", [302, 404, 429, 500])
+@pytest.mark.parametrize("status", [302, 404, 500])
 async def test_error_statuses_are_typed_and_not_tried_again(status: int) -> None:
     calls = []
 
@@ -113,6 +114,38 @@ async def test_error_statuses_are_typed_and_not_tried_again(status: int) -> None
     assert len(calls) == 1
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.kind, again.status) == (str(caught.value), caught.value.kind, status)
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_a_busy_server_is_asked_again(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_WAITS", (0.0, 0.0))
+    calls: list[int] = []
+
+    async def endpoint(request: Request) -> Response:
+        calls.append(1)
+        return JSONResponse(1) if len(calls) in (3, 5) else Response("busy", status, headers={"retry-after": "0"})
+
+    assert (await ask(endpoint)).score == 1
+    assert (await ask(endpoint)).score == 1
+    with pytest.raises(HttpStatus, match=f"HTTP {status}: 'busy'"):
+        await ask(endpoint)
+    assert len(calls) == 8
+
+
+@pytest.mark.parametrize("asked", ["60", "Wed, 21 Oct 2026 07:28:00 GMT"])
+async def test_a_wait_longer_than_the_deadline_is_a_failure_at_once(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_WAITS", (0.0,) if asked == "60" else ())
+    calls: list[int] = []
+
+    async def endpoint(request: Request) -> Response:
+        calls.append(1)
+        return Response("busy", 429, headers={"retry-after": asked})
+
+    with pytest.raises(HttpStatus, match="HTTP 429"):
+        await ask(endpoint)
+    assert len(calls) == 1
 
 
 async def test_a_server_that_is_not_there() -> None:

@@ -1,8 +1,11 @@
-"""Exchanges JSON with a grading server; all failures are typed. Only connecting is retried. The wait for one of the
-`concurrency` places does not count against the deadline. Kinds of failures begin with `kind`: `_unreachable`,
-`_timeout`, `_http_STATUS`, `_bad_answer`. Proxies of the environment are not used."""
+"""Exchanges JSON with a grading server; all failures are typed. Connecting is retried, and so is a busy server
+(`_BUSY`) while the deadline allows. The wait for one of the `concurrency` places does not count against the deadline.
+Kinds of failures begin with `kind`: `_unreachable`, `_timeout`, `_http_STATUS`, `_bad_answer`. Proxies of the
+environment are not used."""
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -12,6 +15,7 @@ import anyio
 from agentrl.errors import GraderFailure, SettingsError, raised_as
 
 _CONNECT_RETRIES, _CONNECT_TIMEOUT, _MAX_ANSWER = 2, 5.0, 8 << 20  # tries, seconds, bytes
+_BUSY, _WAITS = (429, 502, 503, 504), (0.5, 1.0, 2.0, 4.0)  # statuses, seconds before the next try
 
 
 @dataclass
@@ -59,7 +63,7 @@ class JsonService:
         try:
             async with self._places:
                 with anyio.fail_after(self.timeout):
-                    status, answer = await self._exchange(body, {"content-type": "application/json", **(headers or {})})
+                    status, answer = await self._persist(body, {"content-type": "application/json", **(headers or {})})
         except TimeoutError as error:
             raise self._failure("timeout", f"did not answer within {self.timeout:g} s") from error
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -79,14 +83,26 @@ class JsonService:
     def bad_answer(self, expected: str, got: Any) -> GraderFailure:
         return self._failure("bad_answer", f"answered {got!r:.200}; expected {expected}")
 
-    async def _exchange(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+    async def _persist(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        """Repeat the request while the server is busy, after `_WAITS` or a longer time that the server asks for."""
+        for wait in (*_WAITS, math.inf):
+            status, answer, asked = await self._exchange(body, headers)
+            again = anyio.current_time() + (wait := max(wait, asked))
+            if status not in _BUSY or again >= anyio.current_effective_deadline():
+                break
+            await anyio.sleep(wait)
+        return status, answer
+
+    async def _exchange(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes, int]:
+        """Return status, body and the seconds of `Retry-After` (0 if it has none) of the reply to one request."""
         async with self._client.stream("POST", self.url, content=body, headers=headers) as reply:
             answer = bytearray()
             async for chunk in reply.aiter_bytes():
                 answer += chunk
                 if len(answer) > _MAX_ANSWER:
                     raise self.bad_answer(f"at most {_MAX_ANSWER >> 20} MiB", bytes(answer[:50]))
-            return reply.status_code, bytes(answer)
+            asked = reply.headers.get("retry-after", "")
+            return reply.status_code, bytes(answer), int(asked) if re.fullmatch("[0-9]{1,6}", asked) else 0
 
     def _failure(self, slug: str, message: str) -> GraderFailure:
         return GraderFailure(f"{self.what} at {self.url} {message}", kind=f"{self.kind}_{slug}")
