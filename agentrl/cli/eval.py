@@ -50,8 +50,8 @@ def _compare(ctx: click.Context, _: click.Parameter, pair: tuple[str, str] | Non
         click.echo(f"\n{name}, {prompts} prompt{'s' if prompts != 1 else ''}, means over prompts")
         click.echo(f"  {'':16s} {'before':>9s} {'after':>9s} {'difference':>11s}   95 % interval")
         for one in differences:
-            low, high = one.interval
-            text = f"{one.before:9.4g} {one.after:9.4g} {one.difference:+11.4g}   {low:+.4g} to {high:+.4g}"
+            interval = "too few prompts" if one.interval is None else "{:+.4g} to {:+.4g}".format(*one.interval)
+            text = f"{one.before:9.4g} {one.after:9.4g} {one.difference:+11.4g}   {interval}"
             click.echo(f"  {one.measure:16s} {text}")
     ctx.exit()
 

@@ -1,6 +1,6 @@
 """Two evaluations side by side, paired by prompt: `agentrl eval --compare BEFORE AFTER`. Each prompt's two means are
 subtracted, and the differences averaged, so that prompts of different difficulty do not add to the uncertainty.
-Intervals are 95 % percentile bootstrap over prompts (Efron and Tibshirani 1993, chapter 13)."""
+Intervals are 95 % percentile bootstrap over prompts (Efron and Tibshirani 1993, chapter 13), if `_MIN_PROMPTS` have it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from agentrl.observability.metrics import read_metrics
 from agentrl.observability.stats import SOLVED
 from agentrl.runfolder import EVALUATIONS
 
-_RESAMPLES = 2000
+_RESAMPLES, _MIN_PROMPTS = 2000, 5
 MEASURES: Mapping[str, Callable[[TrajectoryRow], float | None]] = {
     "reward": lambda row: row.reward,
     "solved": lambda row: None if row.reward is None else float(row.reward >= SOLVED),
@@ -41,12 +41,12 @@ class Evaluation(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """One measure on one set: means over prompts, their difference and its 95 % interval."""
+    """One measure on one set: means over prompts, their difference and its 95 % interval (None: too few prompts)."""
 
     measure: str
     before: float
     after: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None
 
     @property
     def difference(self) -> float:
@@ -105,8 +105,8 @@ def _difference(measure: str, pairs: list[tuple[list[TrajectoryRow], list[Trajec
     before, after = both.mean(axis=0)
     differences, draw, n = both[:, 1] - both[:, 0], np.random.default_rng(0), len(both)
     resampled = [differences[draw.integers(0, n, n)].mean() for _ in range(_RESAMPLES)]
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return Difference(measure, float(before), float(after), (float(low), float(high)))
+    low, high = map(float, np.percentile(resampled, [2.5, 97.5]))
+    return Difference(measure, float(before), float(after), (low, high) if n >= _MIN_PROMPTS else None)
 
 
 def _mean(measure: str, rows: list[TrajectoryRow]) -> float | None:

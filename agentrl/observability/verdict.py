@@ -205,7 +205,9 @@ def judge(rows: Iterable[Mapping[str, Any]]) -> RunVerdict | None:
     reward = f["offered/reward" if all("offered/reward" in row for row in f.rows) else "rollout/reward"]
     solved = f["rollout/pass@1"]
     noise = f"{f'at best {number(reward.top)}, ' if reward.fell else ''}standard error {number(reward.noise)}"
-    figures = f"mean reward {reward} ({noise}) over {f.rows[-1]['step'] + 1} rollouts"
+    played, logged = f.rows[-1]["step"] + 1, len(f.rows)
+    figures = f"mean reward {reward} ({noise}) over {played} rollouts"
+    figures += f", {logged} of them logged" if logged < played else ""
     if len(f.rows) < _MIN_ROLLOUTS:
         return RunVerdict("too short to say", figures)
     if reward.moved > _SURE and not reward.fell:

@@ -46,7 +46,9 @@ def test_pairing_sees_what_two_means_hide(tmp_path: Path) -> None:
     assert reward.interval == pytest.approx((0.02, 0.02)), "the prompts' own spread is not in it"
     chance = np.random.default_rng(2).normal(0, 0.1, 200)
     same = write(tmp_path / "c", [played(i, h + d) for i, (h, d) in enumerate(zip(hard, chance, strict=True))])
-    low, high = measured(before, same)["reward"].interval
+    interval = measured(before, same)["reward"].interval
+    assert interval is not None
+    low, high = interval
     assert low < 0 < high
     assert high - low == pytest.approx(2 * 1.96 * 0.1 / 200**0.5, rel=0.2), "as wide as the normal interval"
 
@@ -64,7 +66,14 @@ def test_a_prompt_that_is_there_twice_is_two(tmp_path: Path) -> None:
     twice = [played(0, 0.0), played(0, 1.0)]
     before, after = write(tmp_path / "a", twice), write(tmp_path / "b", twice)
     assert compare(find_evaluation(str(before)), find_evaluation(str(after)))["dev"][0] == 2
-    assert measured(before, after)["reward"].interval == (0.0, 0.0)
+    assert measured(before, after)["reward"].difference == 0.0
+
+
+def test_few_prompts_have_no_interval(tmp_path: Path) -> None:
+    for prompts in (1, 4, 5):
+        before = write(tmp_path / f"a{prompts}", [played(i, 0.0) for i in range(prompts)])
+        after = write(tmp_path / f"b{prompts}", [played(i, 1.0) for i in range(prompts)])
+        assert measured(before, after)["reward"].interval == ((1.0, 1.0) if prompts == 5 else None)
 
 
 def test_evaluations_are_found_by_folder_and_number(tmp_path: Path) -> None:
@@ -89,4 +98,4 @@ def test_the_command_says_whose_figures_it_compares(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "model-0" in done.output
     (line,) = [line.split() for line in done.output.splitlines() if line.startswith("  reward")]
-    assert line == ["reward", "0", "1", "+1", "+1", "to", "+1"]
+    assert line == ["reward", "0", "1", "+1", "too", "few", "prompts"]

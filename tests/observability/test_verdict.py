@@ -72,6 +72,14 @@ def test_few_rollouts_are_too_few() -> None:
     assert verdict([0, 0, 0, 1, 1]).outcome == "too short to say"
 
 
+def test_rollouts_that_were_not_logged_are_not_counted_as_read() -> None:
+    logged = rows([0.3 + 0.01 * step for step in range(100)])[::10]
+    found = judge(logged)
+    assert found is not None
+    assert found.figures.endswith("over 91 rollouts, 10 of them logged")
+    assert verdict([0.3] * 10).figures.endswith("over 10 rollouts")
+
+
 def test_what_did_not_train_for_reward_is_not_judged() -> None:
     """An `agentrl rollout`, supervised fine-tuning, a distillation, an empty file."""
     played = [{"step": at, "rollout/reward": at} for at in range(15)]
