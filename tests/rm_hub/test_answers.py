@@ -196,3 +196,81 @@ def test_reasoning_of_any_family_is_paid_only_where_it_has_ended(opened: str, cl
         assert not grade(grader, rf"{opened}so \boxed{{7}}", "7", {}).correct
         assert not grade(grader, rf"{opened}so \boxed{{8}}{closed}It is \boxed{{9}}.", "8", {}).correct
         assert grade(grader, rf"{opened}so \boxed{{8}}{closed}It is \boxed{{7}}.", "7", {}).correct
+
+
+@pytest.mark.parametrize(
+    ("response", "right"),
+    [
+        ('The "total" is $\\boxed{42}$, the "sum" of both.', True),
+        ('Since "yes" got 10 votes, the answer is 42 ("no" got the rest).', True),
+        ('The pipe is 5" wide, so the answer is 42".', True),
+        ('First I get \\boxed{42}.\nAfter a check, the "total" is \\boxed{43} in "units".', False),
+        ('He said "the answer is 41" but the answer is 42.', True),
+        ('He wrote "the answer is 42" there.', False),
+        ('The answer is "42 apples".', True),
+        ("> **Final answer:** $\\boxed{42}$", True),
+        ("> The answer is 42.", False),
+    ],
+)
+def test_a_quotation_counts_if_it_is_announced_or_has_a_box(response: str, right: bool) -> None:
+    assert grade("math", response, "42").correct == right
+
+
+@pytest.mark.parametrize("response", ['The answer is "no solution".', "Answer: “No solution”"])
+def test_words_may_be_quoted(response: str) -> None:
+    assert grade("math", response, "no solution").correct
+
+
+@pytest.mark.parametrize(
+    ("response", "label"),
+    [
+        ('{"answer": 42}', "42"),
+        ('{"reasoning": "6 * 7", "final_answer": "42"}', "42"),
+        ('So:\n```json\n{\n  "reasoning": "6 * 7",\n  "answer": "42"\n}\n```', "42"),
+        ('{"answer": "\\\\frac{1}{2}"}', "1/2"),
+        ('{"answer": "\\boxed{42}"}', "42"),
+    ],
+)
+def test_the_answer_of_a_json_object_is_read(response: str, label: str) -> None:
+    assert grade("math", response, label).correct
+    assert not grade("math", response, "41").correct
+
+
+@pytest.mark.parametrize("response", ['{"result": 42}', '{"answer": null}', '{"answer": [42]}', "{" * 5_000 + "}"])
+def test_json_without_an_answer_is_text(response: str) -> None:
+    assert not grade("math", response, "42").correct
+
+
+@pytest.mark.parametrize(
+    "response", ["Answer: 42 ✅", "**Answer: 42** ✔️", "The answer is 42 🎉", "Thus the answer is 42 □"]
+)
+def test_a_symbol_after_the_answer_is_decoration(response: str) -> None:
+    assert grade("math", response, "42").correct
+
+
+@pytest.mark.parametrize(
+    ("response", "label"), [("Answer: 42 ❌", "42"), ("Answer: 60° ✅", "60"), ("Answer: 42°", "42")]
+)
+def test_a_cross_and_degrees_are_no_decoration(response: str, label: str) -> None:
+    assert grade("math", response, label).correct == ("❌" not in response)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "right"),
+    [
+        ("Natalia sold 72 clips altogether in April and May.", True),
+        ("He earned 72 dollars.", True),
+        ("They spent $72.", True),
+        ("In total, she sold 72 clips.", True),
+        ("Natalia sold a total of 72 clips.", True),
+        ("She sold 48 clips and then 72 clips.", False),
+        ("She sold more than 72 clips.", False),
+        ("She never sold 72 clips.", False),
+        ("She sold half of 72 clips.", False),
+        ("She sold 72 of them.", False),
+        ("See page 72.", False),
+        ("If she sold 72 clips.", False),
+    ],
+)
+def test_a_sentence_with_one_number_and_its_unit_is_an_answer(sentence: str, right: bool) -> None:
+    assert grade("gsm8k", f"Answer: {sentence}", "72").correct == right

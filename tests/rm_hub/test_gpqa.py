@@ -139,3 +139,36 @@ def test_metadata_of_the_wrong_type_is_an_error(metadata: dict[str, Any]) -> Non
 @pytest.mark.timeout(120)
 def test_hostile_text(unit: str) -> None:
     assert not grade("gpqa", unit * (300_000 // len(unit)), "D", {"choices": CHOICES}).correct
+
+
+@pytest.mark.parametrize("choices", [["c", "a", "d", "b"], ["O", "A", "B", "AB"], ["B", "A", "D", "C"]])
+@pytest.mark.parametrize(
+    "form", ["The answer is ({letter}) {text}.", "\\boxed{{{letter}}}", "Answer: {letter}", "{letter}"]
+)
+def test_a_letter_is_a_choice_even_if_it_is_the_text_of_another(choices: list[str], form: str) -> None:
+    for right, letter in enumerate("ABCD"):
+        response = form.format(letter=letter, text=choices[right])
+        for at, label in enumerate("ABCD"):
+            assert grade("gpqa", response, label, {"choices": choices}).correct == (at == right)
+            assert grade("gpqa", response, at, {"choices": choices}).correct == (at == right)
+
+
+def test_a_text_of_one_letter_that_is_no_choice_is_a_text() -> None:
+    metadata = {"choices": ["O", "A", "B", "AB"]}
+    assert grade("gpqa", "The answer is O.", "O", metadata).correct
+    assert grade("gpqa", "The answer is AB.", 3, metadata).correct
+
+
+@pytest.mark.parametrize("response", ["The answer is several.", "\\boxed{several}"])
+def test_several_may_be_a_choice(response: str) -> None:
+    metadata = {"choices": ["one", "several"]}
+    assert grade("gpqa", response, "B", metadata).correct
+    assert not grade("gpqa", "The answer is A or B.", "B", metadata).correct
+
+
+@pytest.mark.parametrize(
+    "response",
+    ['The correct answer is "(B) 41 nm".', 'Answer: "B. 41 nm"', "Answer: B ✓", '```json\n{"answer": "B"}\n```'],
+)
+def test_quoted_ticked_and_json_choices(response: str) -> None:
+    assert grade("gpqa", response, "B", {"choices": CHOICES}).correct

@@ -296,3 +296,38 @@ def test_agreement_with_math_verifys_own_pairs(record_property: Any) -> None:
     differ = {name for name, (pair, got) in read.items() if got.correct != pair["expected"]}
     record_property("agreement", f"{len(read) - len(differ)} of {len(read)}")
     assert differ == set(ON_PURPOSE)
+
+
+@pytest.mark.parametrize(
+    ("label", "answer"),
+    [
+        (r"\mathbb{R}", r"\mathbb R"),
+        (r"\mathbb{R}", r"\R"),
+        (r"\mathbb{R}", r"\Bbb{R}"),
+        (r"[0,\infty)", r"\{x \mid x \ge 0\}"),
+        (r"(-1,3)", r"\{x \in \mathbb{R} : -1 < x < 3\}"),
+        (r"\{x : x \le 2\}", r"\{x \mid x \leq 2\}"),
+        ("(2,3)", r"\begin{cases} x=2 \\ y=3 \end{cases}"),
+        ("2,3", r"\begin{aligned} x &= 2 \\ y &= 3 \end{aligned}"),
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix} 1 & 2 \\[3pt] 3 & 4 \end{pmatrix}"),
+        ("17", r"\large 17"),
+        ("17", r"\textcolor{red}{17}"),
+        ("17", r"\color{blue}{17}"),
+    ],
+)
+def test_spellings_of_latex_that_change_nothing(label: str, answer: str) -> None:
+    assert grade("math", rf"\boxed{{{answer}}}", label).correct
+
+
+@pytest.mark.parametrize(
+    ("label", "answer"),
+    [
+        (r"\mathbb{R}", r"\mathbb{Z}"),
+        (r"[0,\infty)", r"\{x \mid x > 0\}"),
+        ("(2,3)", r"\begin{cases} x=3 \\ y=2 \end{cases}"),
+        (r"\begin{cases} x & x>0 \\ 0 & x<0 \end{cases}", r"\begin{cases} x & x>0 \\ 1 & x<0 \end{cases}"),
+        ("17", r"\textcolor{17}{71}"),
+    ],
+)
+def test_other_values_stay_different(label: str, answer: str) -> None:
+    assert not grade("math", rf"\boxed{{{answer}}}", label).correct

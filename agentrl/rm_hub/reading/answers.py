@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from agentrl.rm_hub.reading.common import Box, answer_blocks, boxes, one_of
 from agentrl.rm_hub.reading.latex import clean, squeeze
 from agentrl.rm_hub.reading.phrases import any_of, words
-from agentrl.rm_hub.reading.sentences import SAID, before_break, ends, following, seen, sentence, sentence_start
+from agentrl.rm_hub.reading.sentences import SAID, STATED, before_break, ends, following, seen, sentence, sentence_start
 from agentrl.rm_hub.reading.words import known_words
 
 Kind = Literal["box", "tag", "hashes", "announced", "called", "whole", "last line"]
@@ -181,7 +181,7 @@ def _candidates(text: str, asked: AnswerPattern) -> Iterator[Candidate]:
         if (denial := _NO.match(said)) is not None and not known_words(before_break(said)):
             but = _BUT.search(said)
             denied, said = but is None, said[(denial if but is None else but).end() :].lstrip()
-        sentence_of_it = SAID.match(said)
+        sentence_of_it = SAID.match(said) or STATED.match(said)
         if (read := value(said) or (sentence_of_it and value(said[sentence_of_it.end() :]))) is not None:
             candidate = Candidate(claim.start(), end - len(read[1]), read[0], "announced")
             yield candidate._replace(standing="denied") if denied else _judged(text, candidate, value)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from agentrl.rm_hub.reading.common import bad_label, bad_metadata, compose
 from agentrl.rm_hub.reading.phrases import any_of
 
-MANY = "several"  # the value for an answer that names more than one choice
+MANY = "\0"  # the value for an answer that names more than one choice
 
 _ALL = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MARKS = r"[\s#*_`\"'“”‘’$({\[<>\\:：]*"
@@ -37,20 +37,25 @@ class Choices(NamedTuple):
     letters: str
     texts: Mapping[str, str]
 
+    @property
+    def words(self) -> Mapping[str, str]:
+        """The texts that name a choice. A text that is itself a valid letter does not: a letter names its own choice."""
+        return {letter: text for letter, text in self.texts.items() if text and text.upper() not in set(self.letters)}
+
     def by_text(self, segment: str) -> str | None:
         bare = plain(segment[:_MAX_SEGMENT])
-        same = [letter for letter, text in self.texts.items() if text == bare]
+        same = [letter for letter, text in self.words.items() if text == bare]
         return same[0] if len(same) == 1 else None
 
     def begins(self, segment: str) -> tuple[str, str] | None:
         """Return the choice whose text begins the segment (MANY if another choice's text follows), and the rest."""
         bare = plain(segment[:_MAX_SEGMENT])
-        beginning = [letter for letter, text in self.texts.items() if text and _stands_at(bare, text, 0)]
-        if not beginning:
+        texts = self.words
+        if not (beginning := [letter for letter, text in texts.items() if _stands_at(bare, text, 0)]):
             return None
-        best = max(beginning, key=lambda letter: len(self.texts[letter]))
-        rest = bare[len(self.texts[best]) :]
-        others = [text for letter, text in self.texts.items() if letter != best and text and text != self.texts[best]]
+        best = max(beginning, key=lambda letter: len(texts[letter]))
+        rest = bare[len(texts[best]) :]
+        others = [text for text in texts.values() if text != texts[best]]
         return (MANY if any(_stands_at(rest, text, rest.find(text)) for text in others) else best), rest
 
 
@@ -105,10 +110,10 @@ def read_choices(label: Any, metadata: Mapping[str, Any]) -> tuple[Choices, str]
         return Choices(known, texts), known[label]
     named = re.fullmatch(r"[\s(\[*]*(?:option |choice )?([A-Za-z])[\s)\].:*]*", label, re.IGNORECASE)
     by_text = [name for name, text in texts.items() if text == plain(label)]
-    if len(by_text) == 1:
-        wanted = by_text[0]
-    elif named is not None:
+    if named is not None and named[1].upper() in (letters or _ALL):
         wanted = named[1].upper()
+    elif len(by_text) == 1:
+        wanted = by_text[0]
     elif (marked := _LABELLED.match(label)) and texts.get(marked[1].upper()) == plain(label[marked.end() :]):
         wanted = marked[1].upper()
     elif texts or letters:

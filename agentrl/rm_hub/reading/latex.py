@@ -5,32 +5,19 @@ r"""Normalises the spelling of mathematics in LaTeX, plain text, Unicode or a mi
 2. Every step is linear in the text's length, or works on a text already truncated to `LONGEST` characters."""
 
 import re
+import tomllib
 import unicodedata
-from collections.abc import Callable
 from functools import lru_cache
+from importlib import resources
 
 LONGEST = 2000  # maximum characters of an answer; a longer text is not a final answer
 
-_CHARACTERS = {
-    **dict.fromkeys("−–—‒﹣－", "-"),
-    **dict.fromkeys("×✕✖⨯", r"\times "),
-    **dict.fromkeys("·⋅∙•", r"\cdot "),
-    **dict.fromkeys("\u00a0\u2009\u202f\u2007\u2002\u2003\u3000", " "),
-    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u2061\u2062", ""),
-    **dict.fromkeys("’‘´ʹ", "'"),
-    **dict.fromkeys("“”„«»", '"'),
-    "÷": "/", "∕": "/", "⁄": "/", "／": "/", "∶": ":", "：": ":", "，": ",", "、": ",", "；": ";", "（": "(", "）": ")",
-    "【": "", "】": "", "［": "[", "］": "]", "｛": r"\{", "｝": r"\}", "。": ". ", "．": ".", "％": "%", "＝": "=", "＋": "+",
-    "π": r"\pi ", "𝜋": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ",
-    "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "∈": r"\in ", "±": r"\pm ", "∓": r"\mp ", "≈": r"\approx ",
-    "≅": r"\approx ", "√": r"\sqrt ", "∛": r"\sqrt[3]", "°": r"^\circ ", "º": r"^\circ ", "℃": r"^\circ C", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}",
-    "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "φ": r"\phi ", "⟨": r"\langle ", "⟩": r"\rangle ",
-    "≡": r"\equiv ", "∧": r"\land ", "∨": r"\lor ", "…": r"\ldots ", "⋯": r"\ldots ", "➔": r"\to ", "→": r"\to ",
-    **{chr(ord("①") + n): f"({n + 1}) " for n in range(20)},
-    **{c: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", c).split("⁄")) for c in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"},
-    "€": "", "£": "", "¥": "", "￥": "", "₹": "", "₩": "", "₽": "", "₫": "",
-}  # fmt: skip
-_UNICODE = str.maketrans(_CHARACTERS)
+_SPELLINGS = tomllib.loads((resources.files(__package__) / "latex.toml").read_text(encoding="utf-8"))
+_UNICODE = str.maketrans(
+    {character: latex for each, latex in _SPELLINGS["characters"].items() for character in each}
+    | {chr(ord("①") + n): f"({n + 1}) " for n in range(20)}
+    | {c: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", c).split("⁄")) for c in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
+)
 _CONTROL = dict.fromkeys(code for code in (*range(32), 127) if chr(code) not in "\n\t")
 _NUMERAL = re.compile(r"[-+]?\d(?:[\d.,]*\d)?[.,]?")
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
@@ -51,31 +38,7 @@ _GROUPING = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!;: ]|\\ |,\\!)\s*(?=\d{3}(?!\d))
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|\\(?:q?quad|thinspace|enspace|hspace\{[^{}]*\}|space|newline)(?![a-zA-Z])|~")
 _DELIMITERS = re.compile(r"\\[()\[\]]|\\?\$")
 _OUTER_DELIMITERS = re.compile(r"\\?\$|^\s*\\[(\[]|(?<!\\)\\[)\]](?=\s*[.,;:]?\s*$)")
-_SIGNS = {
-    "lt": "<", "gt": ">", "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "ast": "*", "colon": ":",
-}  # fmt: skip
-_SYNONYMS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
-    (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
-    (re.compile(r"\\(?:leq|leqslant|lt\s*=)(?![a-zA-Z])|<=|=<"), r"\\le "),
-    (re.compile(r"\\(?:geq|geqslant)(?![a-zA-Z])|>="), r"\\ge "),
-    (re.compile(r"\\(?:neq)(?![a-zA-Z])|!="), r"\\ne "),
-    (re.compile(r"\\(?:varnothing|empty)(?![a-zA-Z])"), r"\\emptyset "),
-    (re.compile(rf"\\({'|'.join(_SIGNS)})(?![a-zA-Z])"), lambda name: _SIGNS[name[1]]),
-    (re.compile(r"\\(?:dots|cdots|dotsc)(?![a-zA-Z])|\.\.\."), r"\\ldots "),
-    (re.compile(r"\\(?:land|wedge|lor|vee)(?![a-zA-Z])"), " and "),
-    (re.compile(r"\\(?:simeq|thickapprox|doteq)(?![a-zA-Z])|~="), r"\\approx "),
-    (re.compile(r"\{?\s*(\d{1,4}|[a-z])\s*\\choose\s*(\d{1,4}|[a-z])\s*\}?"), r"\\binom{\1}{\2}"),
-    (re.compile(r"\\log\s*_\s*(?:\{\s*e\s*\}|e(?![a-zA-Z]))"), r"\\ln "),
-    (re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*(st|nd|rd|th)\s*\}|(st|nd|rd|th)\b)"), r"\1\2"),
-    (re.compile(r"\\&"), " and "),
-    (re.compile(r"\\([%#])|\{([,:])\}"), r"\1\2"),
-    (re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*o\s*\}|o(?![a-zA-Z]))"), r"^\\circ "),
-    (re.compile(r"\\bigcup(?![a-zA-Z_^])(?!\s*[_^])"), r"\\cup "),
-    (re.compile(r"\\(?:tag|label)\s*\{[^{}]*\}"), ""),
-    (re.compile(r"(?:\\a(?:rc)?|(?<![a-zA-Z\\])arc)(sin|cos|tan)(?![a-zA-Z])"), r"\\arc\1 "),
-    (re.compile(r"(?<![a-zA-Z\\])(?:infinity|inf|oo)(?![a-zA-Z])"), r"\\infty "),
-    (re.compile(r"(?<![a-zA-Z\\])(pi|sin|cos|tan|cot|sec|csc|ln|log|sqrt)(?![a-zA-Z])"), r"\\\1 "),
-)
+_SYNONYMS = [(re.compile(pattern), spelling) for pattern, spelling in _SPELLINGS["synonyms"]]
 _FRAC = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
 _ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d+|[a-zA-Z])")
 _ROOT_PAREN = re.compile(r"\\sqrt\s*\(([^()]*)\)")

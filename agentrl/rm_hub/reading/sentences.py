@@ -2,8 +2,10 @@
 value is a formula or number at the beginning of a sentence, or words. It ends before a new clause or words ("12,
 because ...", "$12$ apples in the basket"). If the rest has a number, there is no value: "5 apples and 3 pears"."""
 
+import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 from agentrl.rm_hub.reading import numbers
 from agentrl.rm_hub.reading.common import after_reasoning
@@ -21,12 +23,15 @@ _UNSEEN = re.compile(
     | <(\w{1,20})\b[^<>]{0,200}\b(?:hidden|display:\s?none)[^<>]{0,200}>.*?(?:</\1>|\Z)                       # hidden
     | \\[hv]?phantom\s*\{[^{}]*\}
     | ~~.{1,400}?~~ | <(s|del|strike)>.{0,400}?</\2>                                                          # struck out
-    | (?m:^[ \t]{0,3}>\s[^\n]*) | ["“][^\s"“”]*\s[^"“”\n]*["”]                                                # quoted
+    | (?P<quoted>(?m:^[ \t]{0,3}>\s[^\n]*) | (?<![\w"“”])["“](?=\S)[^\s"“”]*\s[^"“”\n]*(?<=\S)["”](?!\w))
     | <<[^<>\n]{1,200}>>                                                               # GSM8K's calculator marks
     | (?P<code>```(?!json|text|latex|tex|markdown|md).*?(?:```|\Z))                    # code, but for a box in it
-    | (?P<mark></?(?:b|strong|i|em|u|p)>)                                              # the mark alone
+    | (?P<mark></?(?:b|strong|i|em|u|p)>
+        | (?m:(?![✕✖✗✘❌❎❓❔])[\u2500-\u27bf\u2b00-\u2bff\ufe0f\U0001f000-\U0001faff]+(?=[*_ \t]{0,6}$)))  # the mark alone
     """
 )
+_ANNOUNCES = re.compile(rf"(?i){any_of('answer', 'option')}[^\w\n]{{0,6}}(?:{any_of('is_')}|[:：])[^\w\n]{{0,8}}$")
+_JSON = re.compile(r"(?:```json\s*|\A\s*)(\{[^`]*\})\s*(?:```|\Z)")
 _NEXT_TURN = re.compile(r"\n\s{0,4}(?:[*_#]{0,4})(?:Question|Q|(Human|User))\s?\d{0,3}\s?:")
 """The beginning of a next turn that the model made up. A question without an answer before it is the model's own."""
 _ANSWERED = re.compile(
@@ -45,7 +50,7 @@ _SHORTENED = re.compile(r"(?:\b(?:[ap]\.?m|approx|ca|Rs|No|sq|ft|in|cu|vs|Mr|Mrs
 
 def seen(response: str) -> str:
     """Return the visible text after the reasoning; "" if the text has characters that reorder letters."""
-    text = after_reasoning(response[-TAIL:])
+    text = _JSON.sub(_json_answer, after_reasoning(response[-TAIL:]))
     for broken, meant in _ESCAPED.items():
         text = text.replace(broken, meant)
     if _REORDERED.search(text):
@@ -58,9 +63,19 @@ def seen(response: str) -> str:
 
 
 def _instead(match: re.Match[str]) -> str:
-    if match["code"] and "boxed" in match["code"]:
+    announced = match["quoted"] and _ANNOUNCES.search(match.string, max(0, match.start() - 60), match.start())
+    if announced or "boxed" in (match["code"] or match["quoted"] or ""):
         return match.group()
     return "" if match["mark"] else " "
+
+
+def _json_answer(match: re.Match[str]) -> str:
+    """Return the answer of a JSON object as an `<answer>` block; the text itself if the object has no answer."""
+    with suppress(ValueError, RecursionError):
+        said = json.loads(match[1], strict=False, parse_int=str, parse_float=str)
+        answer = said.get("final_answer", said.get("answer"))
+        return f"<answer>{answer}</answer>" if isinstance(answer, str) else match.group()
+    return match.group()
 
 
 def sentence(text: str, start: int) -> tuple[str, int]:
@@ -115,7 +130,7 @@ _NUMBER = re.compile(
     r"[-+]?\s?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:\s+\d+/\d+|\s*/\s*\d+(?![\d/]))?(?:\s*(?:%|percent\b|million\b|billion\b|thousand\b|hundred\b|dozen\b))?"
     r"(?!(?:st|nd|rd|th)\b)(?=[\s.,;:!)*]|$)"
 )
-_LINKS = re.compile(r"\b(?:and|or)\b")
+_LINKS = re.compile(r"\b(?:and|or)\b(?!\s+[a-zA-Z]{2})")
 _COPULA = re.compile(r"(?<=[$)}\]\d])\s*(?:です|である|だ|となります|になります|입니다|이다)。?$")
 _CHANGES = re.compile(
     r"(?i)[^\w\\]*(?:plus|minus|times|multiplied|divided|squared|cubed|to the power|out of|over(?=\s[\d$\\(])|factorial|halves|thirds|mod(?:ulo)?|choose)\b|^(?:到|至|倍|以|多|余|的(?:平方|立方|倍))"
@@ -128,6 +143,12 @@ SAID = re.compile(
     r"(?i)^[a-z][a-z ,'’]{0,80}?\s(?:is|are|was|were|equals|has|have|had|needs?|costs?|makes?|earns?|gets?|pays?|spends?|sells?|eats?|takes?|:)\s(?!not\b|no\b)(?=[-+$\\(]*[\d.(\\])"
 )
 """The words of a sentence before its value: "The total is 12 apples", "She has 12 apples"."""
+_FUNCTIONS = "than|(?<!total )of|between|by|to|from|and|in|at|on|for|with|as|but|over|under|least|most|half|twice|times|plus|minus"
+STATED = re.compile(
+    rf"(?i)^(?!\D*{any_of('no', 'would', 'condition', 'maybe')})(?:[a-z ]{{1,30}},\s)?(?!\D*\b(?:{_FUNCTIONS})\b)[a-z][a-z '’]{{0,80}}?\s"
+    rf"(?!the\s)[a-z]{{2,20}}\s(?:a total of\s)?(?=(?:\\?\$\d[\d,.]*|\d[\d,.]*\s(?!(?:{_FUNCTIONS})\b)[a-z]{{3}})\D*$)"
+)
+"""The words of a sentence before its only number, which has a unit: "She sold 12 apples", but not "See page 12"."""
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _MAX_WORDS, _MAX_UNITS = 8, 4
 _VERBS = words("is_", "no")
@@ -176,7 +197,9 @@ def is_value(text: str) -> bool:
         return False
     if (number := numbers.read(text)) is not None:
         return len(number.unit.name.split()) <= _MAX_UNITS and _VERBS.search(number.unit.name) is None
-    return not wordy(strip_units(_LINKS.sub(" ", text))) and re.search(r"[\w∅]", text) is not None
+    bare = _LINKS.sub(" ", text)
+    bare = strip_units(bare) if re.search(r"[\d\\]|^\W*[a-zA-Z]\b", bare) else bare  # "in total" has no unit
+    return not wordy(bare) and re.search(r"[\w∅]", text) is not None
 
 
 def before_break(rest: str) -> str:
