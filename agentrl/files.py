@@ -1,4 +1,4 @@
-"""Atomic writes of files: a kill at any moment leaves the old file or the new file."""
+"""Files: atomic writes, of which a kill at any moment leaves the old file or the new file; tables beside a module."""
 
 import logging
 import os
@@ -26,6 +26,12 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         if draft.is_file():
             draft.unlink()
+
+
+def table(module: str, name: str) -> list[list[str]]:
+    """Return the rows of the tab-separated file `name` beside a module's `__file__`, without the header."""
+    lines = Path(module).with_name(name).read_text(encoding="utf-8").splitlines()
+    return [line.split("\t") for line in lines[1:]]
 
 
 def sync_folder(folder: Path) -> None:

