@@ -54,7 +54,7 @@ def test_a_new_project_passes_its_tests_check_and_preflight(here: Path, monkeypa
     preflight(RunSettings.from_file("run.yaml").check_complete("train"), "train")
     readme = Path("README.md").read_text()
     assert "agentrl check maze_runner.py:MazeRunner" in readme
-    assert not set(["MODULE", "CLASS", "POPULATION"]) & set(readme.split())
+    assert not set(["MODULE", "CLASS"]) & set(readme.split())
 
 
 @pytest.mark.parametrize(
