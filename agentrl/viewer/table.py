@@ -6,18 +6,12 @@ from functools import lru_cache
 
 from agentrl.buffer.reader import Filter
 from agentrl.buffer.store import TrajectoryRow
+from agentrl.files import table
 from agentrl.viewer.library import Library, Source
 from agentrl.viewer.query import NONE, PAGE, RANGES, VALUES, Query, macro
 
-_COLUMNS = (
-    *(("step", "step", False), ("group", "group_index", False), ("prompt", "question", True)),
-    *(("answer", "answer", True), ("reward", "reward", False), ("ended", "status", False)),
-    *(("stop", "stop_reason", True), ("turns", "turns", False), ("tools", "tools", True)),
-    *(("tokens", "length", False), ("sampled", "sampled", True), ("staleness", "staleness", True)),
-    *(("env seconds", "seconds", True), ("stored", "at", True)),
-)
-_OF_AGENTS = (("role", "role", False), ("branch", "branch", True))
-"""Label, column of the store, and true if narrow screens hide the column."""
+_COLUMNS = [(label, column, screens == "wide", of) for label, column, screens, of in table(__file__, "columns.tsv")]
+"""Label, column of the store, true if narrow screens hide the column, and the trajectories that have the column."""
 
 
 Located = tuple[Source, TrajectoryRow]  # a row, and the source that has it
@@ -52,7 +46,7 @@ def rows(library: Library, query: Query) -> str:
     offset = (page - 1) * PAGE
     found = _read(where, query.order, PAGE, offset)
     agents = any(row.role for _, row in found)
-    columns = (*_COLUMNS[:2], *(_OF_AGENTS if agents else ()), *_COLUMNS[2:])
+    columns = [column for *column, of in _COLUMNS if agents or of == "all"]
     return macro("table.html", "rows")(query, columns, agents, found, total, offset, page, pages, note)
 
 
