@@ -13,7 +13,7 @@ import httpx
 from agentrl.chat import Chat
 from agentrl.check.script import Lines, Script, call_of, turn_of
 from agentrl.engine.images import ImageInputs
-from agentrl.engine.pause import PauseGate
+from agentrl.engine.pause import FixedModel, PauseGate
 from agentrl.engine.transport import Sink
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams
 from agentrl.errors import EngineFailure, ModelFailure
@@ -31,7 +31,7 @@ class Exchange:
     wrote: list[int]
 
 
-class Policy(Generator):
+class Policy(FixedModel, Generator):
     """Answers turn by turn with text, as token ids with log-probs."""
 
     def __init__(self, chat: Chat) -> None:
@@ -40,15 +40,6 @@ class Policy(Generator):
         self.since = time.monotonic()  # time of the last answer; infinite while the policy writes
         # `waiting` is set at the turn that the policy never answers.
         self.waiting, self.answered = anyio.Event(), anyio.Event()
-
-    async def pause(self) -> None:
-        self.pause_gate.close(between_rollouts=True)
-
-    async def resume(self) -> None:
-        self.pause_gate.open()
-
-    def updated(self, version: int) -> None:
-        pass
 
     async def write(self, session: str, turn: int, given: Sequence[int], most: int | None) -> tuple[list[int], bool]:
         """Return at most `most` ids of `turn` (from 1) after the prompt `given`; and false if they are truncated."""

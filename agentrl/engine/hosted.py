@@ -25,7 +25,7 @@ from agentrl.chat.messages import (
     whole_text,
 )
 from agentrl.engine.answers import error_kind, error_message, malformed
-from agentrl.engine.pause import PauseGate
+from agentrl.engine.pause import FixedModel, PauseGate
 from agentrl.engine.requests import MAX_BACKOFF, busy_or_broken
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport, Reply, normalise_url
@@ -58,7 +58,7 @@ class HostedTurn:
     message: Message  # the turn in the form that is sent back to the server
 
 
-class HostedModel:
+class HostedModel(FixedModel):
     """The model `hosted_model` at `base_url`; an async context manager, safe for concurrent calls."""
 
     def __init__(self, settings: EngineSettings, transport: HttpTransport | None = None) -> None:
@@ -109,17 +109,6 @@ class HostedModel:
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, **_: Any) -> Generation:
         """Raise EngineRejected: a hosted model takes no token ids."""
         raise EngineRejected(f"{NO_TOKENS}, and a prompt of {len(input_ids)} ids was asked for", kind=KIND)
-
-    async def pause(self) -> None:
-        """Send no requests until `resume`. Requests in flight finish."""
-        self.pause_gate.close(between_rollouts=True)
-
-    async def resume(self) -> None:
-        """Send requests again."""
-        self.pause_gate.open()
-
-    def updated(self, version: int) -> None:
-        """Do nothing: the run does not change these weights."""
 
     def figures(self) -> dict[str, float]:
         """Return metrics since the last call: failed attempts, and the tokens that the server counted."""

@@ -64,3 +64,20 @@ class PauseGate:
                 del self._left[scope]
         if scope.cancelled_caught:
             raise TimeoutError
+
+
+class FixedModel:
+    """A model with weights that the run does not change. Its requests wait while `pause_gate` is closed."""
+
+    pause_gate: PauseGate
+
+    async def pause(self) -> None:
+        """Send no requests until `resume`. Requests in flight finish."""
+        self.pause_gate.close(between_rollouts=True)
+
+    async def resume(self) -> None:
+        """Send requests again."""
+        self.pause_gate.open()
+
+    def updated(self, version: int) -> None:
+        """Do nothing: no request gets tokens of a new version."""
