@@ -9,7 +9,19 @@ Outcome = Literal["ok", "error", "timeout", "memory", "output", "killed"]
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxLimits:
+class _Limits:
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            kinds, kind = ((int,), "whole number") if field.type is int else ((int, float), "number")
+            most = 8 << 20 if field.name == "output_bytes" else 1 << 30  # the output must fit into one message
+            if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= most:
+                expected = f"a positive {kind}, at most {most}"
+                raise SettingsError(f"limit {field.name}: expected {expected}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits(_Limits):
     """Limits of one run (in a session, `processes` and `disk_mb` apply to all its runs together).
 
     Attributes:
@@ -32,12 +44,9 @@ class SandboxLimits:
     disk_mb: int = 64
     output_bytes: int = 65536
 
-    def __post_init__(self) -> None:
-        _check(self)
-
 
 @dataclass(frozen=True, slots=True)
-class MachineLimits:
+class MachineLimits(_Limits):
     """Limits of a machine.
 
     Attributes:
@@ -52,19 +61,6 @@ class MachineLimits:
     processes: int = 256
     file_mb: int = 1024
     output_bytes: int = 1 << 20
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-
-def _check(limits: SandboxLimits | MachineLimits) -> None:
-    for field in fields(limits):
-        value = getattr(limits, field.name)
-        kinds, kind = ((int,), "whole number") if field.type is int else ((int, float), "number")
-        most = 8 << 20 if field.name == "output_bytes" else 1 << 30  # the output must fit into one message
-        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= most:
-            expected = f"a positive {kind}, at most {most}"
-            raise SettingsError(f"limit {field.name}: expected {expected}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
