@@ -1,4 +1,5 @@
-"""Calls that run at the same time in one task group. A failure is raised as itself, not in an exception group."""
+"""Calls that run at the same time in one task group, and calls after a failure. A failure is raised as itself, not in
+an exception group."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -33,3 +34,14 @@ async def alongside(work: Callable[[], Coroutine[Any, Any, Any]]) -> AsyncIterat
             tasks.start_soon(work)
             yield
             tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def undone_by(clean_up: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """Call `clean_up` if the block fails or is cancelled. No cancellation interrupts `clean_up`."""
+    try:
+        yield
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await clean_up()
+        raise

@@ -17,6 +17,7 @@ from agentrl.sandbox.inside import frames
 from agentrl.sandbox.launch import SAFE_BACKENDS, Backend, Zygote, start_zygote
 from agentrl.sandbox.limits import RunResult, SandboxLimits
 from agentrl.sandbox.process import NeverBegun, Process, check_confined, encode_request
+from agentrl.tasks import undone_by
 
 _LOST = "the session was restarted after: {}; earlier variables are gone"
 _UNSAFE = "unsafe_subprocess: model-written code runs with this user's rights, files and network"
@@ -70,8 +71,11 @@ class Sandbox:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        with anyio.CancelScope(shield=True):
-            await self._stop()
+        self._close_waiting()
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            with anyio.CancelScope(shield=True):
+                await _close(zygote)
 
     @property
     def backend(self) -> Backend:
@@ -172,13 +176,9 @@ class Sandbox:
     async def _start(self, backend: Backend) -> Zygote:
         """Start a zygote and run the trial."""
         zygote = await start_zygote(backend, self._preload)
-        try:
+        async with undone_by(partial(_close, zygote)):
             if backend != "unsafe_subprocess":
                 await check_confined(partial(self._trial_run, zygote))
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await _close(zygote)
-            raise
         return zygote
 
     async def _trial_run(self, zygote: Zygote, code: str) -> RunResult:
@@ -189,12 +189,6 @@ class Sandbox:
         for child in self._waiting:
             child.close()
         self._waiting.clear()
-
-    async def _stop(self) -> None:
-        self._close_waiting()
-        if self._zygote is not None:
-            zygote, self._zygote = self._zygote, None
-            await _close(zygote)
 
     def _running(self) -> Zygote:
         if self._zygote is None:

@@ -7,6 +7,7 @@ import secrets
 import signal
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -15,6 +16,7 @@ import anyio.to_thread
 from agentrl.errors import SandboxFailure, SandboxUnavailable
 from agentrl.sandbox.command import NOBODY, SYSTEM_PATHS, CommandResult, call, confined, run_command
 from agentrl.sandbox.machine import SHELL, Machine, start_guard
+from agentrl.tasks import undone_by
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT = {"PATH": _PATH, "HOME": "/home/agent", "USER": "agent", "LOGNAME": "agent", "LANG": "C.UTF-8"}
@@ -59,13 +61,8 @@ class BubblewrapMachine(Machine):
     async def snapshot(self) -> str:
         """See `Machine.snapshot`. The image is a folder among the system's temporary files."""
         folder = tempfile.mkdtemp(prefix="agentrl-snapshot-")
-        try:
-            async with self._turn:
-                await call("cp", "-a", "--reflink=auto", f"{self._folder}/files/.", folder)
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self.delete(folder)
-            raise
+        async with undone_by(partial(self.delete, folder)), self._turn:
+            await call("cp", "-a", "--reflink=auto", f"{self._folder}/files/.", folder)
         return _HOST + folder if self._host else folder
 
     @classmethod

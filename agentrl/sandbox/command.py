@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import Any
@@ -23,8 +24,9 @@ from typing import Any
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
-from agentrl.errors import SandboxFailure, SandboxUnavailable, SettingsError, ungrouped
+from agentrl.errors import SandboxFailure, SandboxUnavailable, SettingsError, raised_as, ungrouped
 from agentrl.sandbox.inside import bridge
+from agentrl.tasks import undone_by
 
 SYSTEM_PATHS = (
     "/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/alternatives", "/etc/ssl/certs",
@@ -61,22 +63,20 @@ class CommandResult:
 def split_command(command: str, values: Mapping[str, str]) -> list[str]:
     """Split a command as a shell does, and then put `values` in the places of their `{names}`. A value never becomes more
     than a part of one argument. Raises SettingsError: a quote is not closed, or there is no command."""
-    try:
+    with raised_as(SettingsError, f"the command {command!r:.200} cannot be read", ValueError):
         words = shlex.split(command)
-    except ValueError as error:
-        raise SettingsError(f"the command {command!r:.200} cannot be read: {error}") from None
     if not words:
         raise SettingsError("the command is empty")
     return [re.sub(r"{(\w+)}", lambda found: values.get(found[1], found[0]), word) for word in words]  # in one pass
 
 
-def confined() -> list[str]:
-    """Return the start of a bubblewrap command line: namespaces of its own, and an unprivileged user. Raises
-    SandboxUnavailable: bubblewrap is not installed."""
+def confined(*, tied: bool = True) -> list[str]:
+    """Return the start of a bubblewrap command line: namespaces of its own, and an unprivileged user. `tied`: the command
+    ends with this process, and has a session of its own. Raises SandboxUnavailable: bubblewrap is not installed."""
     if (binary := shutil.which("bwrap")) is None:
         raise SandboxUnavailable("the command bwrap is not installed (Debian, Ubuntu: apt install bubblewrap)")
-    line = [binary, "--unshare-all", "--die-with-parent", "--new-session", "--hostname", "sandbox"]
-    return [*line, "--unshare-user", "--uid", _USER, "--gid", _USER]
+    line = [binary, "--unshare-all", "--unshare-user", "--uid", _USER, "--gid", _USER, "--hostname", "sandbox"]
+    return [*line, "--die-with-parent", "--new-session"] if tied else line
 
 
 def bubblewrapped(
@@ -158,7 +158,7 @@ async def run_command(
     except OSError as error:
         raise SandboxUnavailable(f"{line[0]} cannot be started: {error.strerror}") from error
     async with process:
-        try:
+        async with undone_by(partial(_kill, process, stop)):
             with ungrouped(), anyio.move_on_after(seconds) as limit:
                 async with anyio.create_task_group() as tasks:
                     if started is not None:
@@ -173,9 +173,6 @@ async def run_command(
                         _kill_group(process)
                         # A process of another group may hold an output open.
                         tasks.cancel_scope.deadline = anyio.current_time() + _REST_SECONDS
-        except BaseException:
-            await _kill(process, stop)
-            raise
         if timed_out := limit.cancelled_caught:
             await _kill(process, stop)
     output, errors = (bytes(each[:most]) for each in kept)

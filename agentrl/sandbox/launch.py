@@ -10,6 +10,7 @@ import sys
 import tempfile
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import IO, Any, Literal
 
 import anyio
@@ -17,15 +18,15 @@ import anyio.to_thread
 
 from agentrl.errors import SandboxFailure, SandboxUnavailable
 from agentrl.sandbox import bootstrap
-from agentrl.sandbox.command import unprivileged
+from agentrl.sandbox.command import confined, unprivileged
 from agentrl.sandbox.inside import kernel
 from agentrl.sandbox.interpreter import Interpreter, find_interpreter
 from agentrl.sandbox.limits import SandboxLimits
 from agentrl.sandbox.process import Process
+from agentrl.tasks import undone_by
 
 Backend = Literal["bubblewrap", "landlock", "unsafe_subprocess"]
 SAFE_BACKENDS: tuple[Backend, ...] = ("bubblewrap", "landlock")
-_INSIDE_USER = "1000"
 _KINDS = {"bubblewrap": "namespaces", "landlock": "landlock", "unsafe_subprocess": "none"}
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -85,18 +86,15 @@ class Zygote:
 async def start_zygote(backend: Backend, preload: tuple[str, ...], *, deadline: float = 60.0) -> Zygote:
     """Start a zygote and wait until its libraries are loaded. Raises SandboxUnavailable: the zygote cannot start."""
     zygote = await anyio.to_thread.run_sync(_start, backend, preload)
-    try:
-        with anyio.move_on_after(deadline):
+    async with undone_by(partial(anyio.to_thread.run_sync, zygote.close)):
+        with anyio.move_on_after(deadline) as limit:
             await anyio.wait_readable(zygote.control)
             if broken := _answer(zygote)["broken"]:
                 place = zygote.interpreter.executable
                 raise SandboxUnavailable(f"preload: {', '.join(broken)}; it must be importable in {place}")
-            return zygote
-        raise SandboxUnavailable(f"loading {', '.join(preload)} in the sandbox took more than {deadline:g} s")
-    except BaseException:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(zygote.close)
-        raise
+        if limit.cancelled_caught:
+            raise SandboxUnavailable(f"loading {', '.join(preload)} in the sandbox took more than {deadline:g} s")
+    return zygote
 
 
 def _answer(zygote: Zygote) -> dict[str, Any]:
@@ -150,10 +148,7 @@ def _start(backend: Backend, preload: tuple[str, ...]) -> Zygote:
 
 def _bubblewrap(interpreter: Interpreter) -> list[str]:
     """Return the command line of bubblewrap: a file view with only the files that Python needs, and no network."""
-    if (binary := shutil.which("bwrap")) is None:
-        raise SandboxUnavailable("the command bwrap is not installed (Debian, Ubuntu: apt install bubblewrap)")
-    command = [binary, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
-    command += ["--unshare-cgroup-try", "--uid", _INSIDE_USER, "--gid", _INSIDE_USER, "--hostname", "sandbox"]
+    command = confined(tied=False)  # the zygote ends by itself, see `Zygote.close`
     for path in interpreter.readable:
         if os.path.islink(path) and path in ("/lib", "/lib64", "/lib32"):
             command += ["--symlink", os.readlink(path), path]

@@ -21,6 +21,7 @@ from anyio.abc import Process
 from agentrl.errors import SandboxFailure, SandboxUnavailable
 from agentrl.sandbox.command import CommandResult
 from agentrl.sandbox.limits import MachineLimits
+from agentrl.tasks import undone_by
 
 DEFAULT_LIMITS = MachineLimits()
 SHELL = ("/bin/sh", "-c", 'IFS= read -r command; eval "$(printf %b "$command")"')
@@ -55,13 +56,10 @@ class Machine(ABC):
         """Start a machine. Raises SandboxUnavailable or SandboxFailure: it cannot start. `image`: a folder or an image,
         as the implementation says, or a result of `snapshot`. `workdir`: commands start there; it is created."""
         machine = cls(limits)
-        try:
+        async with undone_by(machine.close):
             await machine._open(image, network, workdir)
             if (first := await machine.run(":")).exit_code:
                 raise SandboxUnavailable(first.stderr.strip() or f"a first command ended with status {first.exit_code}")
-        except BaseException:
-            await machine.close()
-            raise
         return machine
 
     @abstractmethod

@@ -8,6 +8,7 @@ import anyio
 
 from agentrl.sandbox.limits import MachineLimits
 from agentrl.sandbox.machine import DEFAULT_LIMITS, Machine
+from agentrl.tasks import undone_by
 
 M = TypeVar("M", bound=Machine)
 
@@ -45,11 +46,8 @@ class MachinePool(AbstractAsyncContextManager["MachinePool"]):
         self._waiting = [each for each in self._waiting if not each.failed]
         own = next((each for each in self._waiting if each.key == key), None) or _Start(*key)
         self._waiting = [each for each in self._waiting if each is not own]
-        try:
+        async with undone_by(own.close):
             machine: Any = await asyncio.shield(own.task)
-        except BaseException:
-            await own.close()
-            raise
         if (others := [each for each in self._waiting if each.key != key]) and len(self._waiting) == self._warm:
             self._waiting.remove(others[0])
             ending = asyncio.create_task(others[0].close())

@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -22,6 +23,7 @@ import anyio
 
 from agentrl import parent_watchdog
 from agentrl.errors import PluginError, first_error, install, raised_as
+from agentrl.tasks import undone_by
 from agentrl.tools.arguments import OutcomeKind, ToolError, mistakes, of_schema
 from agentrl.tools.base import DEFAULT_TIMEOUT, CallOptions, Tool, ToolSource, described
 from agentrl.tools.schema_check import SchemaCheck
@@ -114,11 +116,8 @@ class MCPTools(ToolSource):
         """Connect and list the tools. Raises PluginError: the SDK is not installed, the server cannot be reached in
         time, its tools cannot be used, or `include` names one that it lacks."""
         listed = (await self._opened()).listed
-        try:
+        async with undone_by(self.close):
             self._tools = await self._taken(listed)
-        except BaseException:
-            await self.close()
-            raise
 
     async def _taken(self, listed: Sequence["ServerTool"]) -> tuple[Tool, ...]:
         taken = [entry for entry in listed if self._include is None or entry.name in self._include]
@@ -155,11 +154,9 @@ class MCPTools(ToolSource):
         schema = json.dumps(entry.input_schema)
 
         async def call(**arguments: Any) -> str:
-            try:
+            raised = partial(ToolError, kind=OutcomeKind.RAISED)
+            with raised_as(raised, f"the arguments cannot be checked by the schema of `{name}`", PluginError):
                 problems = await self._check.problems(schema, arguments)
-            except PluginError as error:
-                said = f"the arguments cannot be checked by the schema of `{name}`: {error}"
-                raise ToolError(said, kind=OutcomeKind.RAISED) from error
             if problems:
                 raise mistakes(problems)
             return await self._call(entry.name, arguments)
