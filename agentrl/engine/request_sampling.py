@@ -13,6 +13,7 @@ import regex as patterns
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, Strict, ValidationError
 from pydantic_core import ErrorDetails
 
+from agentrl.errors import raised_as
 from agentrl.serving.http import RequestError, refused, undecodable
 
 GREEDY_BELOW = 1e-6
@@ -33,10 +34,8 @@ def _must(rule: str, fine: Callable[[Any], bool]) -> AfterValidator:
 
 def _compiled(given: list[str]) -> list[str]:
     for pattern in given:
-        try:
+        with raised_as(ValueError, "is no regular expression", patterns.error, OverflowError, RecursionError):
             patterns.compile(pattern)
-        except (patterns.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"is no regular expression: {error}") from None
     return given
 
 

@@ -10,14 +10,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Self
 
 import aiohttp
 from yarl import URL
 
 from agentrl.engine.settings import EngineSettings
-from agentrl.errors import EngineUnreachable
+from agentrl.errors import EngineUnreachable, raised_as
 
 # Shorter than uvicorn's 5 s, so that the client and not the server drops an idle connection. If a request were sent
 # while the server closes the connection, the engine would look lost.
@@ -81,11 +81,9 @@ class HttpTransport:
         """Send one request. Raises ConnectionRefused, ConnectionLost: no whole answer came. Raises errors of `sink`."""
         request = self._session.request
         try:
-            try:
+            refused = partial(ConnectionRefused, kind="engine_refused")
+            with raised_as(refused, f"cannot connect to the engine at {url}", *_UNCONNECTED):
                 asked = await request(method, self._url(url), data=body, headers=headers, allow_redirects=False)
-            except _UNCONNECTED as error:
-                said = f"cannot connect to the engine at {url}: {error}"
-                raise ConnectionRefused(said, kind="engine_refused") from error
             async with asked as response:
                 wait = _seconds(after) if (after := response.headers.get("Retry-After")) else 0.0
                 kind = response.headers.get("Content-Type", "application/json")
