@@ -90,5 +90,4 @@ async def _serve(
                 click.echo(f"owner's key: {gateway.owner_key}", err=True)
             click.echo(f"ready on {url} for agents, {owner} for the owner")
             with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                async for _ in signals:
-                    return
+                await anext(signals)

@@ -45,7 +45,7 @@ class AttentionBlocks:
 class _Runs:
     """Concatenated ranges: places, int32 bounds of each range in the concatenation, and the maximum length."""
 
-    rows: Rows
+    rows: Rows  # a slice if the ranges are contiguous
     bounds: Tensor
     most: int
 
@@ -53,7 +53,10 @@ class _Runs:
     def of(cls, ranges: Sequence[tuple[int, int]], device: torch.device) -> _Runs:
         lengths = [end - start for start, end in ranges]
         bounds = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
-        return cls(_rows(ranges, device), bounds, max(lengths))
+        rows: Rows = slice(ranges[0][0], ranges[-1][1])
+        if any(end != start for (_, end), (start, _) in itertools.pairwise(ranges)):
+            rows = torch.cat([torch.arange(a, b, device=device) for a, b in ranges])
+        return cls(rows, bounds, max(lengths))
 
 
 class Saved(NamedTuple):
@@ -212,13 +215,6 @@ def kernel_for(q: Tensor) -> Kernel:
         return FlashOnCpu()
     half = q.dtype in (torch.float16, torch.bfloat16)
     return FlashOnCuda() if q.is_cuda and half and q.size(-1) <= 256 and q.size(-1) % 8 == 0 else Plain()
-
-
-def _rows(ranges: Sequence[tuple[int, int]], device: torch.device) -> Rows:
-    """Return the concatenated ranges, as a slice if they are contiguous."""
-    if all(end == start for (_, end), (start, _) in itertools.pairwise(ranges)):
-        return slice(ranges[0][0], ranges[-1][1])
-    return torch.cat([torch.arange(a, b, device=device) for a, b in ranges])
 
 
 def _batch(x: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -205,6 +204,6 @@ class PackedLayout:
                 above.append((len(node.parents), (local, end, start, start + len(node))))
         parts = [AttentionBlocks(tuple(own), causal=True)] + ([AttentionBlocks(tuple(past))] if past else [])
         above.sort(key=lambda block: block[0])
-        for _, blocks in groupby(above, key=lambda block: block[0]):
+        for _, blocks in itertools.groupby(above, key=lambda block: block[0]):
             parts.append(AttentionBlocks(tuple(block for _, block in blocks)))
         return tuple(parts)

@@ -72,7 +72,10 @@ class ImagePreprocessor:
         name, held = batch.pictures[number]
         if name not in self.made:
             found = held() if callable(held) else held
-            self.made[name] = self.vision.pixels([found]) if isinstance(found, Image) else _tensors(found)
+            if isinstance(found, Image):
+                self.made[name] = self.vision.pixels([found])
+            else:
+                self.made[name] = {key: torch.from_numpy(np.array(array)) for key, array in found.items()}
         return self.made[name]
 
     def _dummy(self) -> Mapping[str, Tensor]:
@@ -89,10 +92,6 @@ class ImagePreprocessor:
         ids, kinds = torch.from_numpy(tokens.astype(np.int64))[None], torch.from_numpy(there.astype(np.int64))[None]
         found, _ = self.body.get_rope_index(ids, kinds, torch.cat(grids) if grids else None)
         return np.asarray(found[:, 0].numpy(), np.int64)
-
-
-def _tensors(pixels: Any) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.array(array)) for name, array in pixels.items()}
 
 
 def _forward(body: Any, *, input_ids: Tensor, position_ids: Tensor, pack: Any, **_: Any) -> Any:
