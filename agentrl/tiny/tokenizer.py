@@ -25,17 +25,7 @@ _SPLIT = r""" ?\p{L}+|\p{N}|[-+*/=()]| ?[^\s\p{L}\p{N}+*/=()-]+[\r\n]*|\s*[\r\n]
 
 _BYTES = 256
 
-DEFAULT_CORPUS = (
-    "system\nuser\nassistant\ntool\n",
-    '{"type": "function", "function": {"name": "search", "description": "Search for a text.", "parameters": '
-    '{"type": "object", "properties": {"query": {"type": "string", "description": "What to look for."}}, '
-    '"required": ["query"]}}}\n',
-    '\n{"name": "search", "arguments": {"query": "the capital of France"}}\n',
-    '\n{"name": "calculator", "arguments": {"expression": "12*34+56"}}\n',
-    "What is 12 times 34? How much is it? Give the value of the answer. The answer is 408.\n",
-    "Use the tool to work out the result, then answer the question with a number.\n",
-    "Error: unknown tool; the arguments are not valid JSON. Try again.\n",
-)
+DEFAULT_CORPUS = tuple(Path(__file__).with_name("corpus.txt").read_text(encoding="utf-8").split("---\n"))
 
 
 def train_tokenizer(
