@@ -9,11 +9,11 @@
 from agentrl.chat.chat import Chat
 from agentrl.chat.conversation import AppendResult, Conversation
 from agentrl.chat.messages import ParsedTurn, ToolCall, normalise_messages
-from agentrl.chat.parsers import make_parser
+from agentrl.chat.parsers import TurnParser, make_parser
 from agentrl.chat.report import Thought, Verdict
 from agentrl.chat.session import ChatSession
 
 __all__ = [
-    "AppendResult", "Chat", "ChatSession", "Conversation", "ParsedTurn", "Thought", "ToolCall", "Verdict",
-    "make_parser", "normalise_messages",
+    "AppendResult", "Chat", "ChatSession", "Conversation", "ParsedTurn", "Thought", "ToolCall", "TurnParser",
+    "Verdict", "make_parser", "normalise_messages",
 ]  # fmt: skip

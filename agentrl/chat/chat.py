@@ -13,7 +13,7 @@ import orjson
 
 from agentrl.chat.encoding import Codec, SafeEncoder
 from agentrl.chat.messages import ParsedTurn, ToolSchema, normalise_messages, normalise_tools
-from agentrl.chat.parsers import make_parser
+from agentrl.chat.parsers import TurnParser, make_parser
 from agentrl.chat.probe import choose_history_kwargs, find_closer, probe
 from agentrl.chat.report import TemplateReport, Thought
 from agentrl.chat.template import DeltaRenderer, Template
@@ -70,7 +70,9 @@ class Chat:
         chosen = choose_history_kwargs(template, self._codec, stops, parser.tags)
         self.template = template.with_kwargs(chosen) if chosen else template
         self.report: TemplateReport = probe(self.template, self._codec, stops, parser.tags, chosen)
-        self.turn_parser = parser.opened(self.report.opens_reasoning)
+        self.turn_parser = parser.opened(self.report.opens_reasoning)  # for turns that follow a user message
+        opener, shown = parser.tags.open if parser.tags else "", self.report.generation_prompt
+        self._opener = (opener + (shown.rpartition(opener)[2] if self.report.opens_reasoning else "")).rstrip()
         self.stop_token_ids: tuple[int, ...] = tuple(self._codec.added[stop] for stop in stops)
         self.stop_ids = frozenset(self.stop_token_ids)
         self.closer_ids = frozenset(self._codec.added[stop] for stop in self.report.closers)
@@ -102,6 +104,11 @@ class Chat:
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]] | None = None) -> ParsedTurn:
         """Parse one model turn's text (end token removed)."""
         return self.turn_parser.parse(text, tools)
+
+    def parser_after(self, prompt: Sequence[int]) -> TurnParser:
+        """Return the parser for the turn after these ids. Their end shows if the template opened the reasoning."""
+        end = self.decode(prompt[-len(self._opener) - 8 :]).rstrip()
+        return self.turn_parser.opened(bool(self._opener) and end.endswith(self._opener))
 
     def thoughts(self, parsed: ParsedTurn, text: str) -> frozenset[Thought]:
         """Return the kinds of reasoning that a turn may have: with and without if the format is unknown."""

@@ -53,6 +53,7 @@ class ChatSession:
         self._calls_made = sum(len(message.get("tool_calls", ())) for message in self.messages)
         self._turn: _Turn | None = None
         self.prompt_ids: list[int] = chat.prompt_ids(self.messages, self._tools)
+        self.parser = chat.parser_after(self.prompt_ids)  # of the next turn; after the turn, still its parser
 
     def fork(self) -> Self:
         other = copy.copy(self)
@@ -68,7 +69,7 @@ class ChatSession:
         stops = self._chat.stop_ids
         stop_at = next((at for at, token in enumerate(ids) if token in stops), None)
         text = self._chat.decode(ids[:stop_at])
-        parsed = self._chat.turn_parser.parse(text, self._tools, first_call=self._calls_made + 1)
+        parsed = self.parser.parse(text, self._tools, first_call=self._calls_made + 1)
         self._calls_made += len(parsed.tool_calls)
         self._thoughts |= self._chat.thoughts(parsed, text)
         self._beside = self._beside or bool(parsed.broken or (parsed.tool_calls and parsed.content))
@@ -85,7 +86,9 @@ class ChatSession:
         if (turn := self._turn) is None:
             raise TemplateError("extend was called before append_model_turn; there is no model turn to answer")
         new = name_results(normalise_messages(messages), turn.parsed.tool_calls)
-        verdict = self._chat.report.predict(new[0]["role"] if new else "user", self._thoughts, beside=self._beside)
+        roles = {message["role"] for message in new} or {"user"}
+        verdicts = [self._chat.report.predict(role, self._thoughts, beside=self._beside) for role in roles]
+        verdict = max(verdicts, key=list(Verdict).index)
         if verdict.rewrites and self._chat.template_rewrite_policy == "fail":
             remedy = "choose 'keep' or 'split' as --template-rewrite-policy"
             raise TemplateError(f"the chat template would rewrite history here ({verdict}); {remedy}")
@@ -96,6 +99,7 @@ class ChatSession:
         else:
             delta = self._append(turn, new, verdict)
         self.messages += new
+        self.parser = self._chat.parser_after(delta.env if delta.restart is None else delta.restart)
         self._turn = None
         return delta
 

@@ -54,9 +54,9 @@ class LiveTurn:
         """The receiver of the engine's events; each event has the whole text so far. None without a parser."""
         return self._grow if self._parser else None
 
-    def begin(self, turn: AgentTurn) -> None:
-        """Take the turn before its first token."""
-        self.turn = turn
+    def begin(self, turn: AgentTurn, parser: TurnParser | None = None) -> None:
+        """Take the turn before its first token. `parser`: the parser after the turn's prompt."""
+        self.turn, self._parser = turn, self._parser and (parser or self._parser)
         self.placed.set()
 
     def _grow(self, reply: Reply) -> None:

@@ -179,7 +179,7 @@ class Session:
                 self._add(node)
             begun = AgentTurn(id=uuid.uuid4().hex, created=int(time.time()), prompt_tokens=node.length)
             if live is not None:
-                live.begin(begun)
+                live.begin(begun, node.chat.parser)
             try:
                 got = await self._generate(node, request, None if live is None else live.sink)
                 turn = self._answered(node, request, got, begun)

@@ -331,7 +331,7 @@ class SessionTree:
         node.versions, node.kept, node.routed = got.weight_versions, got.kept, got.routed
         node.text = got.text if got.parts == 1 else self._chat.decode(got.ids)
         if parsed.broken or not all(isinstance(call.arguments, dict) for call in parsed.tool_calls):
-            parsed = self._without_calls(got.ids)
+            parsed = self._without_calls(node, got.ids)
         node.calls = tuple(call.id for call in parsed.tool_calls)
         told = replace(parsed, tool_calls=tuple(replace(c, id=f"{c.id}_{node.number}") for c in parsed.tool_calls))
         if stop is not None:
@@ -349,10 +349,10 @@ class SessionTree:
         node.keys = node.keys[-1:]
         return told
 
-    def _without_calls(self, ids: Sequence[int]) -> ParsedTurn:
+    def _without_calls(self, node: TurnNode, ids: Sequence[int]) -> ParsedTurn:
         """Return a turn with its calls as text."""
         text = self._chat.decode(takewhile(lambda id_: id_ not in self._chat.stop_ids, ids))
-        parsed = self._chat.turn_parser.without_calls().parse(text)
+        parsed = node.chat.parser.without_calls().parse(text)
         return ParsedTurn(text.strip()) if parsed.broken or parsed.tool_calls else parsed
 
     def roots(self) -> dict[TurnNode, Role]:

@@ -116,6 +116,31 @@ def test_a_prompt_that_is_no_json_is_rendered_each_time() -> None:
     assert second == chat.render_ids(messages, TOOLS)
 
 
+def test_the_prompts_end_says_if_a_turn_begins_in_its_reasoning() -> None:
+    """DeepSeek's template opens the reasoning after a user's message, and not after a tool's result."""
+    chat = make_chat("deepseek_r1_distill")
+    for cut, closed in (("", "<｜end▁of▁sentence｜>"), ("The answer", "")):
+        session = ChatSession(chat, [USER], TOOLS)
+        called = "x</think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>run_sql\n```json\n{}\n```"
+        turn = session.append_model_turn(chat.encode(called + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>" + closed))
+        assert (turn.reasoning, len(turn.tool_calls)) == ("x", 1)
+        session.extend([{"role": "tool", "content": "R"}])
+        turn = session.append_model_turn(chat.encode("It is <2>." + closed))
+        assert (turn.reasoning, turn.content) == (None, "It is <2>.")
+        assert session.fork().parser is session.parser
+        assert "</think>" not in chat.decode(session.extend([USER]).close), cut
+        assert session.append_model_turn(chat.encode("so</think>2")).reasoning == "so"
+
+
+def test_the_reasoning_may_depend_on_any_part_of_a_conversation() -> None:
+    source = "{% for m in messages %}{{ m.role ~ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}"
+    source += "assistant{{ '<think></think>' if 'no_think' in messages[0].content else '<think>\nWell' }}{% endif %}"
+    chat = Chat(make_chat("qwen3").tokenizer, chat_template=source)
+    for said, opens in (("hi", True), ("hi <think>", True), ("no_think", False), ("no_think <think>", False)):
+        ids = chat.render_ids([{"role": "user", "content": said}])
+        assert chat.parser_after(ids).opens_reasoning == opens, said
+
+
 def test_calls_out_of_order_are_errors() -> None:
     session = ChatSession(make_chat("qwen3"), [USER])
     with pytest.raises(TemplateError, match="extend was called before append_model_turn"):
@@ -152,6 +177,16 @@ def test_policy_split_restarts_with_the_templates_own_history() -> None:
     after = session.extend([USER])
     assert after.restart is None
     assert after.verdict is Verdict.EXACT
+
+
+def test_policy_split_counts_every_new_message() -> None:
+    """A tool's result alone changes nothing. The user's message after the result drops the reasoning."""
+    chat = make_chat("qwen3", template_rewrite_policy="split")
+    for also, verdict in (([], Verdict.EXACT), ([USER], Verdict.REASONING_DROPPED)):
+        session = ChatSession(chat, [USER], TOOLS)
+        session.append_model_turn(chat.encode(THINK + CALL + END))
+        delta = session.extend([{"role": "tool", "content": "R"}, *also])
+        assert (delta.verdict, delta.restart is not None) == (verdict, bool(also))
 
 
 def test_policy_fail_says_what_to_do() -> None:

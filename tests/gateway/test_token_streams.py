@@ -29,7 +29,7 @@ from agentrl.gateway.sessions import Limits
 from agentrl.gateway.wires import WIRES
 from agentrl.sample import Sample
 from tests.gateway.acceptance_engine import LoggingEngine, hermes
-from tests.gateway.turns import BODIES, RESPONSES, join, read, sse
+from tests.gateway.turns import BODIES, CHAT, RESPONSES, join, read, sse
 from tests.support.chats import make_chat
 
 
@@ -101,6 +101,7 @@ class WritingEngine(LoggingEngine):
     """Writes the first half of a turn, then waits for `read`; it dies there if `dies`."""
 
     dies: bool
+    said: str = SAID
     read: asyncio.Event
     cancelled: asyncio.Event
 
@@ -108,7 +109,7 @@ class WritingEngine(LoggingEngine):
         self, input_ids: Sequence[int], params: SamplingParams, *, sink: Sink = None, **more: Any
     ) -> Generation:
         if sink is not None:
-            half = SAID[: SAID.index("look") + 4]
+            half = self.said[: self.said.index("look") + 4]
             sink(reply(half[:9]))
             sink(reply(half))
             try:
@@ -153,6 +154,25 @@ async def test_texts_arrive_while_the_model_writes(path: str, dies: bool) -> Non
         (node,) = session.tree.nodes.values()
         assert node.delivered
         assert chat().decode(node.ids).startswith(SAID)
+
+
+async def test_a_stream_after_a_tools_result_has_the_answer_as_content() -> None:
+    """DeepSeek's template opens the reasoning only after a user's message."""
+    distill = make_chat("deepseek_r1_distill")
+    engine = WritingEngine(distill, lambda rng, prompt, params: "I look.", damage=False)
+    engine.said, engine.read, engine.dies = "I look.", asyncio.Event(), False
+    engine.read.set()
+    gateway = Gateway(distill, engine, context_length=10_000, streams=True)
+    call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+    before = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "R"},
+    ]
+    body = {"model": "m", "messages": [*BODIES[CHAT]["messages"], *before], "stream": True}
+    async with gateway.serving(), httpx.AsyncClient(timeout=60) as client:
+        found = await client.post(f"{gateway.url(gateway.open(Sample(), SamplingParams()))}/v1{CHAT}", json=body)
+    message = join(CHAT, sse(found.content))["choices"][0]["message"]
+    assert (message["content"], message.get("reasoning_content")) == ("I look.", None)
 
 
 async def test_a_response_is_created_at_once_and_events_keep_its_stream_alive(monkeypatch: pytest.MonkeyPatch) -> None:

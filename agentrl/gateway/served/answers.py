@@ -58,10 +58,8 @@ class ChatAnswers:
         if whole:
             entry |= self.choice(index, answer)
             message = entry.pop("message")
-        elif self.parser is None:
-            message = {"reasoning_content": None, "content": answer["text"]}
         else:
-            reasoning, content = stable_prefix(self.parser, answer["text"])
+            reasoning, content = stable_prefix(self.parser, answer["text"]) if self.parser else ("", answer["text"])
             message = {"reasoning_content": reasoning, "content": content}
         delta: Body = {"tool_calls": message["tool_calls"]} if "tool_calls" in message else {}
         for name in ("reasoning_content", "content"):

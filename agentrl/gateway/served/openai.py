@@ -39,11 +39,11 @@ async def chat_completions(request: Request) -> Response:
         shown, images = await aside(request, chat.take_images, messages, {})
         ids = await aside(request, chat.render_ids, shown, tools)
         seen = ImageInputs.of(images, chat.image_spans(ids, normalise_messages(shown)))
+    parser = chat.parser_after(ids) if tools else chat.parser_after(ids).without_calls()
     with _blamed("response_format or tools have no JSON schema"):
-        forced = await to_thread.run_sync(required_output, chat, service.grammars, body, tools)
+        forced = await to_thread.run_sync(required_output, chat, parser, service.grammars, body, tools)
     newer = body.get("max_completion_tokens")
     limit = body.get("max_tokens") if newer is None else newer
-    parser = chat.turn_parser if tools else chat.turn_parser.without_calls()
     parsed = parser if tools or parser.reads else None
     top = field(body, "top_logprobs", int, 0)
     translated = _translate(body, ids, limit, top=top, logprobs=bool(body.get("logprobs")))

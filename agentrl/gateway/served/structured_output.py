@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from agentrl.chat import Chat
+from agentrl.chat import Chat, TurnParser
 from agentrl.chat.probe import common
 from agentrl.chat.render_turn import render_turn
 from agentrl.engine.embedded.grammar import Grammars, schema_text
 from agentrl.errors import TemplateError
+from agentrl.gateway.contracts import Body
 from agentrl.serving.http import openai_error
 
 NAME, SHOWN = "zqtool", {"zqa": "zqone", "zqb": "zqtwo"}
@@ -65,10 +66,10 @@ def _function(tool: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def required_output(chat: Chat, grammars: Grammars, body: Mapping[str, Any], tools: Sequence[Any]) -> dict[str, str]:
+def required_output(chat: Chat, parser: TurnParser, grammars: Grammars, body: Body, tools: list[Any]) -> dict[str, str]:
     """Return the sampling parameter that forces the answer's form; empty if `body` asks for none. `tools`: the tools
-    that may be called, see `chosen`. Raises RequestError: the form is unknown, or cannot be forced with this chat
-    template."""
+    that may be called, see `chosen`. `parser`: the parser of the answer. Raises RequestError: the form is unknown, or
+    cannot be forced with this chat template."""
     form: Mapping[str, Any] = body.get("response_format") or {"type": "text"}
     kind, choice = form.get("type"), body.get("tool_choice") or "auto"
     if kind == "structural_tag":
@@ -79,7 +80,7 @@ def required_output(chat: Chat, grammars: Grammars, body: Mapping[str, Any], too
     free = choice in ("auto", "none")
     if free and schema is None:
         return {}
-    lines = ["%llguidance {}", *_start(chat, grammars)]
+    lines = ["%llguidance {}", *_start(parser, grammars)]
     kinds = []
     if schema is not None and free:
         kinds.append("json")
@@ -147,10 +148,10 @@ def _between(text: str, spans: Spans) -> str | None:
     return text[spans[0][1] : spans[1][0]] if len(spans) == 2 else None
 
 
-def _start(chat: Chat, grammars: Grammars) -> list[str]:
-    if (tags := chat.turn_parser.tags) is None:
+def _start(parser: TurnParser, grammars: Grammars) -> list[str]:
+    if (tags := parser.tags) is None:
         return ["start: answer"]
-    opened = "" if chat.turn_parser.opens_reasoning else grammars.literal(tags.open)
+    opened = "" if parser.opens_reasoning else grammars.literal(tags.open)
     thought = f"space ({opened} thought space)?" if opened else "thought space"
     return [f"start: {thought} answer", grammars.until(tags.close, "thought"), r"space: /\s*/"]
 

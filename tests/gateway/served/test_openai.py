@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from agentrl.chat import make_parser
+from agentrl.chat import Chat, make_parser
 from agentrl.engine.embedded.server import build
 from agentrl.engine.embedded.service import Options
 from agentrl.engine.embedded.stopping import StopRules, aborted
@@ -72,6 +72,18 @@ def test_a_chat_ends_at_the_end_token_of_the_template(client: TestClient, monkey
     end = service.chat({}).stop_token_ids[0]
     monkeypatch.setattr(service.vocab, "eos", frozenset())  # a base model, which has another EOS
     assert chat(client, logit_bias={str(end): 100}).json()["choices"][0]["finish_reason"] == "stop"
+
+
+def test_the_prompt_says_if_an_answer_begins_in_its_reasoning(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = client.app.state.service  # type: ignore[attr-defined]
+    source = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}{% if messages[-1].role == 'user' %}<think>{% endif %}"
+    made = Chat(service.chat({}).tokenizer, chat_template=source + "{# </think> #}")
+    monkeypatch.setattr(service, "chat", lambda _: made)
+    for last, found in (([], ("", "ok")), ([{"role": "tool", "content": "R"}], ("ok", None))):
+        message = chat(client, messages=[*USER, *last], regex="ok").json()["choices"][0]["message"]
+        assert (message["content"], message["reasoning_content"]) == found
 
 
 def test_a_limit_that_is_null_is_not_given(client: TestClient) -> None:
