@@ -19,9 +19,9 @@ from jinja2.visitor import NodeTransformer
 
 from agentrl.errors import TemplateError
 
-MAX_WORK: Final = 1 << 27  # maximum work of a rendering, in characters; see `_TURN` for loops and lists
+MAX_WORK: Final = 1 << 27  # maximum work of a rendering, in characters; see `_ITEM` and `_TURN`
 SECONDS: Final = 5.0  # CPU time of one rendering
-_TURN, _LOOK = 500, 1 << 12  # work of a loop iteration or list item; work between two checks of the clock
+_ITEM, _TURN, _LOOK = 500, 50, 1 << 12  # work of a list item; of a loop iteration; between two checks of the clock
 _MAX_BITS, _MAX_WIDTH = 100_000, 100_000
 _GROWING = "replace format center ljust rjust zfill expandtabs translate indent tojson string batch slice round sum"
 _GROW = {"join", *_GROWING.split()}  # filters and str methods whose result may be longer than their input
@@ -89,7 +89,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
                 left += [*part, *part.values()]
             elif isinstance(part, list | tuple | set | range):
                 left += part
-            found += _TURN
+            found += _ITEM
             if found > self._budget.work:
                 break
         return found
@@ -121,7 +121,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             self.spend(self.weight(value) * max(1, times if isinstance(times, int) else 1))
         elif operator == "+":
             sized = (part for part in (left, right) if hasattr(part, "__len__"))
-            self.spend(sum(len(part) * (1 if isinstance(part, str) else _TURN) for part in sized))
+            self.spend(sum(len(part) * (1 if isinstance(part, str) else _ITEM) for part in sized))
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -201,5 +201,5 @@ def _filter(name: str, value: nodes.Expr, *args: nodes.Expr) -> nodes.Filter:
 def _finalize(context: Context, value: Any) -> Any:
     environment = context.environment
     assert isinstance(environment, TemplateEnvironment)
-    environment.spend(len(value) + _TURN if type(value) is str else environment.weight(value))
+    environment.spend(len(value) + _ITEM if type(value) is str else environment.weight(value))
     return value

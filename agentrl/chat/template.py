@@ -63,8 +63,8 @@ class Template:
                 **{**self.special_tokens, **self.kwargs},
             )
         except Exception as error:  # a template is a program: it can raise anything
-            roles = " ".join(message["role"] for message in messages)
-            raise TemplateError(f"the chat template cannot render messages of roles {roles}: {_said(error)}") from error
+            given = f"{len(messages)} messages, the last with roles {' '.join(m['role'] for m in messages[-9:])}"
+            raise TemplateError(f"the chat template cannot render {given}: {_said(error)}") from error
 
     def _adapt(self, message: Message) -> Message:
         out = dict(message)
@@ -74,11 +74,10 @@ class Template:
             out["content"] = [{"type": "text", "text": out["content"]}]
         if self._no_content and not message["content"] and message.get("tool_calls"):
             out["content"] = None  # DeepSeek V3
-        if self._text_arguments and "tool_calls" in out:
-            calls = out["tool_calls"]
-            out["tool_calls"] = [_with_arguments(c, arguments_text(c["function"]["arguments"])) for c in calls]
-        if self._named_ids and "tool_calls" in out:
-            calls = out["tool_calls"]
+        calls = out.get("tool_calls", [])
+        if self._text_arguments and calls:
+            calls = out["tool_calls"] = [_with_arguments(c, arguments_text(c["function"]["arguments"])) for c in calls]
+        if self._named_ids and calls:
             out["tool_calls"] = [{**call, "id": _named_id(call["id"], call["function"]["name"])} for call in calls]
         elif self._named_ids and "tool_call_id" in out:
             out["tool_call_id"] = _named_id(out["tool_call_id"], out.get("name", "tool"))

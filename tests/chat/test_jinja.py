@@ -119,6 +119,16 @@ def test_long_conversations_are_no_attack() -> None:
     assert MAX_WORK > 10 * 2000 * 3006
 
 
+def test_templates_may_look_ahead_from_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jinja, "MAX_WORK", 1 << 22)
+    source = "{% for m in messages %}{% for n in messages[loop.index :] %}{% endfor %}{{ m.content }}{% endfor %}"
+    assert rendered(source, USER * 150) == "hi" * 150
+    with pytest.raises(
+        TemplateError, match=r"render 900 messages, the last with roles user user .*: .* more than 4,194,304"
+    ):
+        rendered(source, USER * 900)
+
+
 def test_a_template_has_a_length() -> None:
     with pytest.raises(TemplateError, match="has 1,048,577 characters"):
         rendered("a" * (1 << 20) + "b")
