@@ -192,28 +192,29 @@ def _tool(tool: Mapping[str, Any], index: int) -> ToolSchema:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise TemplateError(f"tool {index}: expected an OpenAI function schema with a name, got {tool!r:.200}")
     out = {key: value for key, value in function.items() if key != "type"}
-    out["parameters"] = _schema(function.get("parameters") or {"type": "object", "properties": {}})
+    out["parameters"] = map_schemas(
+        function.get("parameters") or {"type": "object", "properties": {}}, _with_json_types
+    )
     return {"type": "function", "function": out}
 
 
-def _schema(schema: Any) -> Any:
-    """Return a JSON schema with Python's and BFCL's type names replaced; names of properties stay."""
+def map_schemas(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return a JSON schema with `change` applied to each schema in it, inner schemas first; data and names stay."""
     if isinstance(schema, list):
-        return [_schema(item) for item in schema]
+        return [map_schemas(item, change) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    out: dict[str, Any] = {}
+    out = dict(schema)
     for key, value in schema.items():
-        if key == "type":
-            out[key] = [_json_type(name) for name in value] if isinstance(value, list) else _json_type(value)
-        elif key in _NAMED_SCHEMAS and isinstance(value, Mapping):
-            out[key] = {name: _schema(sub) for name, sub in value.items()}
-        elif key in ("enum", "const", "default", "example", "examples", "required"):
-            out[key] = value
-        else:
-            out[key] = _schema(value)
-    return out
+        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            out[key] = {name: map_schemas(sub, change) for name, sub in value.items()}
+        elif key not in ("enum", "const", "default", "example", "examples", "required"):
+            out[key] = map_schemas(value, change)
+    return change(out)
 
 
-def _json_type(name: Any) -> Any:
-    return _JSON_TYPES.get(name.lower(), name) if isinstance(name, str) else name
+def _with_json_types(schema: dict[str, Any]) -> dict[str, Any]:
+    """Replace Python's and BFCL's type names."""
+    if "type" in schema:
+        schema["type"] = map_texts(schema["type"], lambda name: _JSON_TYPES.get(name.lower(), name))
+    return schema

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from agentrl.chat.messages import map_schemas
 from agentrl.engine.embedded.model import Vocabulary
 from agentrl.engine.embedded.stopping import aborted
 from agentrl.serving.http import refused
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 MAX_GRAMMARS, MAX_SECONDS = 64, 2.0  # grammars of one request; seconds for one token's mask
 WHITESPACE = r" |\n[ \t]{0,32}"
 ANY = r"/(.|\n)*/"  # in Lark: any text
+_NAMING = {"properties", "patternProperties", "additionalProperties", "$ref", "allOf", "anyOf", "oneOf"}
 
 
 class Grammar:
@@ -149,15 +151,20 @@ def schema_text(schema: Any) -> str:
 
 
 def strict(schema: Any) -> Any:
-    """Return a JSON schema whose objects allow only named properties, unless the schema says otherwise."""
-    if isinstance(schema, list):
-        return [strict(member) for member in schema]
-    if not isinstance(schema, dict):
-        return schema
-    data = ("const", "enum", "default", "examples")
-    found = {name: value if name in data else strict(value) for name, value in schema.items()}
-    named = isinstance(schema.get("properties"), dict) and "patternProperties" not in schema
-    return {"additionalProperties": False, **found} if named else found
+    """Return a JSON schema whose objects allow only named properties, unless the schema says otherwise. All objects
+    stay open if several schemas that name properties apply to one object: each would forbid the others' properties."""
+    joined = False
+
+    def close(part: dict[str, Any]) -> dict[str, Any]:
+        nonlocal joined
+        own = [[{name: part[name]}] for name in ("properties", "$ref") if name in part]
+        groups = [*own, *([one] for one in part.get("allOf", ())), part.get("anyOf", ()), part.get("oneOf", ())]
+        joined |= sum(any(isinstance(m, dict) and _NAMING & m.keys() for m in group) for group in groups) > 1
+        named = isinstance(part.get("properties"), dict) and "patternProperties" not in part
+        return {"additionalProperties": False, **part} if named else part
+
+    closed = map_schemas(schema, close)
+    return schema if joined else closed
 
 
 def _first_line(matcher: "LLMatcher") -> str:

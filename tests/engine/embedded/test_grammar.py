@@ -145,3 +145,33 @@ def test_objects_have_no_more_than_they_name() -> None:
     closed = {**inner, "additionalProperties": False}
     assert strict({"type": "array", "items": [inner]}) == {"type": "array", "items": [closed]}
     assert strict({**inner, "additionalProperties": True}) == {**inner, "additionalProperties": True}
+    words = {name: inner for name in ("properties", "const", "default", "enum", "examples")}
+    assert strict({"$defs": words})["$defs"] == dict.fromkeys(words, closed), "these are names here"
+    assert strict({"properties": words})["properties"] == dict.fromkeys(words, closed)
+
+
+A, B = ({"type": "object", "properties": {name: {"enum": [1]}}, "required": [name]} for name in "ab")
+REF, DEFS = {"$ref": "#/$defs/A"}, {"$defs": {"A": A}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused"),
+    [
+        ({"allOf": [A, B]}, '{"a": 1, "b": 1}', '{"a": 1}'),
+        ({**A, "anyOf": [B]}, '{"b": 1, "a": 1}', '{"a": 1}'),
+        ({**B, **REF, **DEFS}, '{"b": 1, "a": 1}', '{"b": 1}'),
+        ({"allOf": [{"allOf": [A]}, {"anyOf": [B]}]}, '{"a": 1, "b": 1}', '{"a": 1}'),
+        ({"allOf": [{"properties": {"a": {"allOf": [A, B]}}}]}, '{"a": {"a": 1, "b": 1}}', '{"a": {"a": 1}}'),
+        ({**A, "anyOf": [{"required": ["a"]}]}, '{"a": 1}', '{"a": 1, "b": 1}'),
+        ({"anyOf": [A, B]}, '{"b": 1}', '{"a": 1, "b": 1}'),
+        ({"oneOf": [A, B]}, '{"b": 1}', '{"a": 1, "b": 1}'),
+        ({"allOf": [REF], "title": "A", **DEFS}, '{"a": 1}', '{"a": 1, "b": 1}'),
+    ],
+)
+def test_schemas_that_apply_together_stay_open(
+    grammars: Grammars, vocab: Vocabulary, schema: dict[str, Any], allowed: str, refused: str
+) -> None:
+    for text, fits in ((allowed, True), (refused, False)):
+        grammar = held(grammars, vocab, json_schema=json.dumps(schema)).grammar
+        assert grammar is not None
+        assert (grammar.advance([*vocab.encode(text, 99), min(vocab.eos)]) is None) == fits, text
