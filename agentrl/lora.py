@@ -119,13 +119,14 @@ def read_adapter(path: Path) -> tuple[LoraShape, dict[str, Tensor]]:
     rank, alpha, targets = (config[key] for key in ("r", "lora_alpha", "target_modules"))
     if not (type(rank) is int and rank > 0 and isinstance(alpha, int | float) and targets):
         raise CheckpointError(f"{path / ADAPTER}: expected numbers r and lora_alpha, and target_modules")
+    whole = {f"{name.rsplit('.lora_', 1)[0]}.lora_{side}.weight" for name in tensors for side in "AB"}
+    if odd := sorted(whole ^ tensors.keys()):
+        raise CheckpointError(f"{path / _WEIGHTS}: expected pairs lora_A.weight and lora_B.weight, see {odd[0]}")
     shape = LoraShape(rank, alpha, (targets,) if isinstance(targets, str) else tuple(targets))
     return shape, {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
 
 
 def pairs(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield (layer, A, B) of an adapter's tensors."""
-    for name, a in tensors.items():
-        if name.endswith(".lora_A.weight"):
-            layer = name.removesuffix(".lora_A.weight")
-            yield layer, a, tensors[f"{layer}.lora_B.weight"]
+    for layer in dict.fromkeys(name.rsplit(".lora_", 1)[0] for name in tensors):
+        yield layer, tensors[f"{layer}.lora_A.weight"], tensors[f"{layer}.lora_B.weight"]

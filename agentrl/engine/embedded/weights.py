@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from agentrl.engine.embedded.core import Engine
-from agentrl.engine.embedded.model import model_class
+from agentrl.engine.embedded.model import load_model
 from agentrl.engine.weights import WHOLE
-from agentrl.errors import CheckpointError
+from agentrl.errors import AgentRLError, CheckpointError
 from agentrl.lora import LoraShape, attach, pairs, read_adapter
 from agentrl.modelfolder import VISION_MODEL_TYPES
 from agentrl.numerics.offload import OffloadedTensors, release_freed_memory
@@ -78,15 +78,14 @@ class WeightUpdater:
                 raise update_refused(f"Failed to get weights iterator: {file.name}: {error}.") from error
         own, names = self._model.state_dict().keys(), {name for name, _ in named}
         if not names <= own:
+            dtype = str(self._model.dtype).removeprefix("torch.")
             try:
-                other = model_class(self._model.config).from_pretrained(path, dtype=self._model.dtype)
-            except Exception as error:  # any error of transformers in a bad folder
-                said = f"Failed to get weights iterator: {path}: {type(error).__name__}: {error}."
-                raise update_refused(said) from error
+                other = load_model(path, dtype=dtype, device="cpu", trust_remote_code=False)
+            except AgentRLError as error:
+                raise update_refused(f"Failed to get weights iterator: {error}.") from error
             named = list(other.state_dict().items())
-        elif missing := sorted(own - names - set(getattr(self._model, "_tied_weights_keys", None) or ())):
-            lacks = f"lacks {len(missing)} of the model's tensors, the first is {missing[0]}."
-            raise update_refused(f"the checkpoint {lacks}")
+        elif missing := own - names - self._model.all_tied_weights_keys.keys():
+            raise update_refused(f"the checkpoint lacks {len(missing)} of the model's tensors, one is {min(missing)}.")
         self._targets(named)
         return named
 
@@ -101,8 +100,7 @@ class WeightUpdater:
         found = [(layers.get(name), a.to(**like), b.to(**like)) for name, a, b in pairs(tensors)]
         fitting = [(m, a, b) for m, a, b in found if m is not None and m.weight.shape == (len(b), a.shape[1])]
         if len(fitting) != len(found) or not found:
-            fit = f"{len(fitting)} of its {len(found)} pairs fit this one."
-            raise update_refused(f"{path}: an adapter of another model: {fit}")
+            raise update_refused(f"{path}: an adapter of another model: {len(fitting)} of its {len(found)} pairs fit.")
         return shape, fitting
 
     def attach(self, engine: Engine, scale: float, layers: Sequence[tuple[torch.nn.Linear, Tensor, Tensor]]) -> None:

@@ -1,16 +1,22 @@
 """The batching loop against plain forward passes of transformers."""
 
+import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from agentrl.engine.embedded.cpu_model import CpuModel
+from agentrl.engine.embedded.model import load_model
 from agentrl.engine.embedded.sequence import Wanted
 from agentrl.engine.embedded.weights import WeightUpdater
+from agentrl.modelfolder import read_json
+from agentrl.serving.http import RequestError
 from tests.engine.embedded.conftest import ARCHES
 from tests.engine.embedded.driver import make_engine, make_job, prompt, reference_log_probs, run
 from tests.support.nightly import nightly
@@ -42,6 +48,26 @@ def test_log_probs_after_a_weight_update_from_disk(arch: str, folder: Folder, pl
     assert after.cached_tokens == 0
     assert after.versions == [("new", 0, 12)]
     assert after.log_probs == pytest.approx(reference_log_probs(plain_model(arch, 1), after), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arch", "lacks"),
+    [("qwen3", "lm_head.weight"), ("qwen3_moe", "lm_head.weight"), ("qwen3_moe", "model.layers.0.mlp.gate.weight")],
+)
+def test_a_folder_that_lacks_a_tensor_is_no_weight_update(
+    arch: str, lacks: str, folder: Folder, tmp_path: Path
+) -> None:
+    given = shutil.copytree(folder(arch), tmp_path / "given")
+    (given / "config.json").write_text(json.dumps({**read_json(given / "config.json"), "tie_word_embeddings": False}))
+    tensors = load_file(given / "model.safetensors")
+    tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"].clone())
+    save_file(tensors, given / "model.safetensors", {"format": "pt"})
+    weights = WeightUpdater(load_model(str(given), dtype="float32", device="cpu", trust_remote_code=False))
+    assert {name for name, _ in weights.read_folder(str(given))} >= {"lm_head.weight"}
+    del tensors[lacks]
+    save_file(tensors, given / "model.safetensors", {"format": "pt"})
+    with pytest.raises(RequestError, match=rf"lacks? .*{lacks}"):
+        weights.read_folder(str(given))
 
 
 def test_temperature_scales_the_reported_log_probs(folder: Folder, plain_model: Callable[..., Any]) -> None:

@@ -131,6 +131,22 @@ def test_what_is_no_plain_lora_is_refused(tmp_path: Path, change: dict[str, Any]
         read_adapter(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        ("l.q.lora_B.bias", "base_model.model.l.q.lora_B.bias"),
+        ("l.embed.weight", "base_model.model.l.embed.weight"),
+        ("l.k.lora_A.weight", "base_model.model.l.k.lora_B.weight"),
+    ],
+)
+def test_tensors_without_a_pair_are_refused(tmp_path: Path, extra: str, reason: str) -> None:
+    """PEFT writes a bias with `lora_bias`, and embeddings with a larger vocabulary."""
+    names = ["l.q.lora_A.weight", "l.q.lora_B.weight", extra]
+    write_adapter(tmp_path, {name: torch.ones(2, 2) for name in names}, LoraShape(2, 4.0, ("q",)), tmp_path)
+    with pytest.raises(CheckpointError, match=f"expected pairs .* see {reason}"):
+        read_adapter(tmp_path)
+
+
 def test_each_layers_adapter_starts_with_numbers_of_its_own() -> None:
     first, second, again = start("layers.0.q", 4, 8, 1), start("layers.1.q", 4, 8, 1), start("layers.0.q", 4, 8, 1)
     assert not torch.equal(first, second)
