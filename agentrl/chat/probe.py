@@ -80,9 +80,7 @@ def find_closer(template: Template, codec: Codec, stops: Sequence[str]) -> str |
         text = template.render([user(1), assistant(1)], generation_prompt=False)
     except TemplateError:
         return None
-    _, found, after = text.partition("zqAsst1zq")
-    if not found:
-        return None
+    after = text.partition("zqAsst1zq")[2]
     for candidates in (stops, sorted(codec.special, key=len, reverse=True)):
         if hits := [(after.find(token), -len(token), token) for token in candidates if token and token in after]:
             return min(hits)[2]

@@ -35,8 +35,7 @@ class ImagePlaceholders:
     def load(cls, folder: str, tokenizer: Any) -> Self | None:
         """Load the processor of a Hugging Face model folder; None if the model has no image input. Raises
         SettingsError: the processor cannot be loaded."""
-        processor = load_processor(folder, tokenizer)
-        return None if processor is None else cls(processor)
+        return None if (processor := load_processor(folder, tokenizer)) is None else cls(processor)
 
     def expand(self, text: str, images: Sequence[Mapping[str, Any]]) -> str:
         """Replace the marks in a rendered text by the images' placeholders. `images`: references, in order. Raises

@@ -20,8 +20,7 @@ from agentrl.serving.server import aside
 
 async def read(request: Request, service: EngineService, body: Any) -> GenerateRequest:
     """Return the checked `body`, with its grammars compiled. Raises RequestError: the body or a grammar is refused."""
-    limits = service.vocab, service.context, service.adapter, service.reader
-    parsed = await aside(request, parse_generate, body, *limits)
+    parsed = await aside(request, parse_generate, body, service.vocab, service.context, service.adapter, service.reader)
     if any(job.params.grammar for job in parsed.jobs):
         await to_thread.run_sync(_give_grammars, parsed.jobs, service.grammars)
     return parsed
@@ -108,7 +107,6 @@ async def detokenize(service: EngineService, tokens: list[Any], skip_special_tok
     batch = bool(tokens) and isinstance(tokens[0], list)
     members = tokens if batch else [tokens]
     at_most(MAX_SEQUENCES, len(members), "lists of tokens")
-    size, decode = service.vocab.size, service.vocab.decode
-    ids = [check_ids(member, size, "tokens") for member in members]
-    texts = await service.aside(lambda: [decode(member, skip_special_tokens) for member in ids])
+    ids = [check_ids(member, service.vocab.size, "tokens") for member in members]
+    texts = await service.aside(lambda: [service.vocab.decode(member, skip_special_tokens) for member in ids])
     return Json({"text": texts if batch else texts[0]})

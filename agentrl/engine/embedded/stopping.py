@@ -70,7 +70,5 @@ def shown_text(output: Sequence[int], reason: dict[str, Any] | None, params: Req
     if reason is None:
         return text.rstrip(REPLACEMENT)
     if trim and isinstance(matched, str) and matched in params.stop:
-        # the newest token made the match, so the first occurrence is the match
-        at = text.find(matched)
-        return text[:at] if at >= 0 else text
+        return text.partition(matched)[0]  # the newest token made the match, so the first occurrence is the match
     return text

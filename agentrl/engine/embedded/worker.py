@@ -37,10 +37,7 @@ class Worker:
         self._thread.start()
 
     def stop(self, timeout: float = 1.0) -> None:
-        def end(_: Engine) -> None:
-            self._stopping = True
-
-        self.post(end)
+        self.post(lambda _: setattr(self, "_stopping", True))
         self._thread.join(timeout)
 
     def post(self, action: Callable[[Engine], object]) -> None:
