@@ -107,8 +107,9 @@ class Chat:
 
     def parser_after(self, prompt: Sequence[int]) -> TurnParser:
         """Return the parser for the turn after these ids. Their end shows if the template opened the reasoning."""
-        end = self.decode(prompt[-len(self._opener) - 8 :]).rstrip()
-        return self.turn_parser.opened(bool(self._opener) and end.endswith(self._opener))
+        if not self._opener:
+            return self.turn_parser
+        return self.turn_parser.opened(self.decode(prompt[-len(self._opener) - 8 :]).rstrip().endswith(self._opener))
 
     def thoughts(self, parsed: ParsedTurn, text: str) -> frozenset[Thought]:
         """Return the kinds of reasoning that a turn may have: with and without if the format is unknown."""
