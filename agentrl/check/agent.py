@@ -18,8 +18,10 @@ from agentrl.errors import AgentRLError, EnvFailure, GraderFailure
 from agentrl.gateway.server import Gateway
 from agentrl.gateway.sessions import Session
 from agentrl.rollout.agents import leader
-from agentrl.rollout.environment import set_up
+from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.environment import closing, make_environment, set_up
 from agentrl.rollout.failures import guarded
+from agentrl.rollout.rewards import check_reward
 from agentrl.sample import Sample
 
 _ROOM = 32_768  # context length if neither settings nor model give it: today's agents have long prompts
@@ -67,34 +69,35 @@ class PlayedSession:
 async def play_session(
     settings: RunSettings, chat: Chat, entry: EnvSpec, sample: Sample, policy: Policy
 ) -> PlayedSession:
-    """Have an agent play one sample's prompt against a policy, and compare ids and masks with the policy's."""
+    """Have an agent play one sample's prompt against a policy, and compare ids and masks with the policy's. Raises
+    EnvFailure: the environment cannot be set up or made."""
     played, began, name = PlayedSession(), time.monotonic(), entry.kind.__name__
     room = context_room(settings.rollout, settings.train.hf_checkpoint, _ROOM)
     gateway = Gateway(chat, policy, context_length=room)
     async with set_up([entry], settings.cluster.start_timeout), gateway.serving():
-        env = entry.make()
+        env = make_environment(entry, RolloutContext(settings.rollout, entry.args, chat, policy, room))
         assert isinstance(env, AgentEnvironment)
         env.socket = gateway.socket
         sampling = SamplingParams(temperature=1.0, max_new_tokens=settings.rollout.rollout_max_response_len)
         session: Session = gateway.open(replace(sample, index=0, rollout_id=0), sampling)
         try:
             with anyio.fail_after(settings.rollout.trajectory_timeout):
-                try:
-                    await guarded(env.act(gateway.url(session), sample), what=f"{name}.act", failure=EnvFailure)
-                finally:
-                    played.tree, played.refusals = session.tree.shown(), session.refusals
-                    played.samples, played.figures = gateway.close(session.token), session.figures()
-                if played.samples and type(env).reward is not Environment.reward:
-                    first = leader(played.samples)
-                    first.metadata = {**sample.metadata, **first.metadata}
-                    played.reward = await guarded(env.reward(first), what=f"{name}.reward", failure=GraderFailure)
+                async with closing(lambda: env, sample):
+                    try:
+                        await guarded(env.act(gateway.url(session), sample), what=f"{name}.act", failure=EnvFailure)
+                    finally:
+                        played.tree, played.refusals = session.tree.shown(), session.refusals
+                        played.samples, played.figures = gateway.close(session.token), session.figures()
+                    if played.samples and type(env).reward is not Environment.reward:
+                        first = leader(played.samples)
+                        first.metadata = {**sample.metadata, **first.metadata}
+                        first.reward = await guarded(env.reward(first), what=f"{name}.reward", failure=GraderFailure)
+                        check_reward(first, f"{name}.reward")
+                        played.reward = first.reward
         except TimeoutError:
             played.error = f"no end after {settings.rollout.trajectory_timeout:g} s (--trajectory-timeout)"
         except AgentRLError as error:
             played.error = str(error)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await env.close()
     turns, several = [turn for told in policy.asked.values() for turn in told], len(played.samples) > 1
     for each in played.samples:
         played.wrong += wrong_ids(chat, name, each, turns, split=several)

@@ -26,6 +26,7 @@ from agentrl.data.prompts import PromptRow
 from agentrl.data.source import number_group
 from agentrl.data.user_source import load_source
 from agentrl.envs import ALONE, Environment, EnvSpec
+from agentrl.envs.load import SCHEMES
 from agentrl.errors import AgentRLError, Blame, SettingsError
 from agentrl.groups import Group
 from agentrl.rm_hub import GraderRunner
@@ -93,8 +94,8 @@ class Harness:
             await stack.enter_async_context(set_up(list(entries.values()), settings.cluster.start_timeout))
             for name in entries if plugins.generate is None else [ALONE]:
                 own = [sample for sample in drawn if name == ALONE or sample.metadata.get("env") == name]
-                rows = own[: most or _ROWS] or [replace(_INVENTED, metadata={"env": name})]
                 path = rollout.env[name] if isinstance(rollout.env, dict) else rollout.env or "agentrl:Environment"
+                rows = own[: most or _ROWS] or [replace(_invented(path), metadata={"env": name})]
                 ungraded = ""
                 try:
                     row = PromptRow(0, rows[0].prompt, rows[0].label, rows[0].metadata)
@@ -104,7 +105,7 @@ class Harness:
                 reward = RewardFunction.load(UNGRADED, group=False) if ungraded else plugins.reward
                 grader = Grader(rollout, settings.args, reward, graders)
                 kind = entries[name].kind if plugins.generate is None else None
-                shown = made_up or not own
+                shown = (made_up or not own) and bool(rows[0].prompt)
                 stages.append(cls(settings, chat, plugins, grader, kind, path, rows, shown, ungraded, patience))
             yield stages
 
@@ -172,7 +173,11 @@ class Harness:
             raise error
 
 
-_INVENTED = Sample(prompt=[{"role": "user", "content": "What is 40 plus 2?"}], label="42")
+def _invented(env: object) -> Sample:
+    """Return the sample of a check without data. A library's environment makes the prompt, so this one is empty, as in a run."""
+    if isinstance(env, str) and env.partition(":")[0] in SCHEMES:
+        return Sample()
+    return Sample(prompt=[{"role": "user", "content": "What is 40 plus 2?"}], label="42")
 
 
 def context_room(rollout: RolloutSettings, checkpoint: str | None, otherwise: int) -> int:
@@ -183,9 +188,9 @@ def context_room(rollout: RolloutSettings, checkpoint: str | None, otherwise: in
 
 
 def first_rows(settings: RunSettings, most: int | None = None) -> tuple[list[Sample], bool]:
-    """Return the first prompts of the data, and false; without data an invented one, and true."""
+    """Return the first prompts of the data, and false; without data an invented or empty one, and true."""
     if settings.data.prompt_data is None and settings.data.data_source_path is None:
-        return [_INVENTED] * (most or 1), True
+        return [_invented(settings.rollout.env)] * (most or 1), True
     source, wanted = load_source(settings.data, settings.args), max(_DRAWN, most or 0)
     return [group[0] for group in source.get_samples(min(wanted, len(source) or wanted))], False
 

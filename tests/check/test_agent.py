@@ -110,6 +110,7 @@ def test_an_environment_of_an_agent_plays_one_session_and_its_masks_are_proved(
         ("raise TimeoutError('of its own')", "return 1.0", "Wrong.act raised TimeoutError: of its own"),
         ("raise KeyError('token')", "return 1.0", "Wrong.act raised KeyError: 'token'"),
         ("return await super().act(base_url, sample)", "raise KeyError('x')", "Wrong.reward raised KeyError: 'x'"),
+        ("return await super().act(base_url, sample)", "return 'x'", "failed: Wrong.reward: the reward of sample"),
     ],
 )
 def test_act_and_reward_are_called_as_in_a_run(
@@ -125,6 +126,22 @@ class Wrong(Ask):
     (tmp_path / "wrong.py").write_text(ENVIRONMENT + methods)
     run(["check", f"{tmp_path}/wrong.py:Wrong"])
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "said"),
+    [
+        ("def __init__(self)", 2, "error: making a Wrong raised ValueError: no at"),
+        ("async def close(self)", 1, "failed: Wrong.close raised ValueError: no at"),
+    ],
+)
+def test_errors_of_init_and_close_are_reported_as_in_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, status: int, said: str
+) -> None:
+    wrong = f"class Wrong(Ask):\n    {method}:\n        raise ValueError('no')\n"
+    (tmp_path / "wrong.py").write_text(ENVIRONMENT + wrong)
+    assert run(["check", f"{tmp_path}/wrong.py:Wrong"]) == status
+    assert said in "".join(capsys.readouterr())
 
 
 def test_a_wrong_mask_is_named_also_in_a_session_of_several_samples(tmp_path: Path) -> None:

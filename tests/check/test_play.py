@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.chat import Chat
-from agentrl.check.harness import Harness
+from agentrl.check.harness import Harness, first_rows
 from agentrl.check.play import CheckedPlay, play
 from agentrl.config import RunSettings
 from tests.check import plays
@@ -66,6 +66,17 @@ async def test_each_of_several_environments_plays_rows_of_its_own_wherever_they_
     settings = RunSettings.from_flat({"env": env, "prompt_data": str(data), "label_key": "label", "env_key": "env"})
     async with Harness.opened(settings, Chat(make_tokenizer()), 10.0) as stages:
         assert [(stage.rows[0].label, stage.made_up) for stage in stages] == [("2", False), ("42", False)]
+
+
+def test_without_data_an_environment_of_a_library_gets_an_empty_prompt_as_in_a_run() -> None:
+    for env, prompt in (
+        ("openenv:http://127.0.0.1:8000", ""),
+        ("gymnasium:CartPole-v1", ""),
+        ("own.py:Env", "What is"),
+    ):
+        rows, made_up = first_rows(RunSettings.from_flat({"env": env}), 2)
+        assert made_up
+        assert [str(row.prompt and row.prompt[0]["content"])[:7] for row in rows] == [prompt, prompt]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", nightly(MISTAKES, EVERYDAY))
