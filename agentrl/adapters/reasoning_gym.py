@@ -13,6 +13,7 @@ from typing import Any
 
 import reasoning_gym
 from reasoning_gym.composite import DatasetSpec
+from reasoning_gym.factory import DATASETS
 from reasoning_gym.utils import SYSTEM_PROMPTS, extract_answer
 
 from agentrl.data.prompts import PromptRow
@@ -31,11 +32,27 @@ class ReasoningGymSource(RolloutDataSource):
 
     def __init__(self, dataset: Any, args: Any) -> None:
         """Make the composite of the datasets that the rows of `dataset` name. Raises PluginError: there are no rows, or
-        a row names no dataset of the library."""
+        the library cannot combine them. DataError: a row is wrong."""
         if dataset is None:
             raise PluginError('ReasoningGymSource needs --prompt-data with rows as {"input": "chain_sum"}')
+        dataset.check(self.check_prompt_row)
         self._chosen = [(row.prompt, row.metadata) for row in map(dataset.__getitem__, range(len(dataset)))]
         super().__init__(_Rows(self._chosen, args.rollout_seed), args)
+
+    @staticmethod
+    def check_prompt_row(row: PromptRow) -> str | None:
+        """Describe why a row does not give a dataset of the library, its weight and its configuration; None if it does."""
+        if not isinstance(row.prompt, str) or row.prompt not in DATASETS:
+            return f"{row.prompt!r:.100} is no dataset of reasoning-gym"
+        if unknown := sorted(row.metadata.keys() - {"weight", "config"}):
+            return f"field {unknown[0]!r} of the metadata has no effect; expected weight or config"
+        try:
+            (spec := _spec(row.prompt, row.metadata)).validate()
+            config = DATASETS[row.prompt][1](**spec.config)
+            getattr(config, "validate", lambda: None)()
+        except (AssertionError, TypeError, ValueError) as error:
+            return f"{row.prompt}: {error}"
+        return None
 
     def identity(self) -> dict[str, object]:
         """Return the values that determine the meaning of a group number: also the datasets and their seed."""
@@ -45,7 +62,7 @@ class ReasoningGymSource(RolloutDataSource):
 
 class _Rows:
     def __init__(self, chosen: list[tuple[Any, dict[str, Any]]], seed: int) -> None:
-        specs = [DatasetSpec(name, said.get("weight", 1.0), said.get("config", {})) for name, said in chosen]
+        specs = [_spec(name, said) for name, said in chosen]
         size = min([SIZE, *(spec.config["size"] for spec in specs if "size" in spec.config)])
         what = "--prompt-data: no composite dataset of reasoning-gym"
         with raised_as(PluginError, what, AssertionError, TypeError, ValueError):
@@ -59,6 +76,10 @@ class _Rows:
         system = {"role": "system", "content": SYSTEM_PROMPTS["default"]}
         prompt = [system, {"role": "user", "content": entry["question"]}]
         return PromptRow(index, prompt, entry["answer"], {_ENTRY: _kept(entry)})
+
+
+def _spec(name: str, said: Mapping[str, Any]) -> DatasetSpec:
+    return DatasetSpec(name, said.get("weight", 1.0), said.get("config", {}))
 
 
 def grade(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:

@@ -43,14 +43,15 @@ def load_source(settings: DataSettings, args: Any) -> DataSource:
 
 def check_source(settings: DataSettings, look: Look = lambda row: None) -> PromptRow | None:
     """Check what `load_source` will use, without building a user's source, whose constructor may do anything. `look`
-    returns what is wrong with a row; it gets all rows if `prompt_data_check` is `full`. Returns the first row of the
-    prompt data; None without prompt data. Raises DataError: the prompt data is missing, empty or malformed.
-    PluginError: a plug-in is not found or lacks a method."""
+    returns what is wrong with a row; it gets all rows if `prompt_data_check` is `full`. So does a source's static method
+    `check_prompt_row`. Returns the first row of the prompt data; None without prompt data. Raises DataError: the prompt
+    data is missing, empty or malformed. PluginError: a plug-in is not found or lacks a method."""
     load_buffer_filter(settings.buffer_filter_path)
-    if settings.data_source_path is not None:
-        found = _find(settings.data_source_path)
+    found = None if settings.data_source_path is None else _find(settings.data_source_path)
+    if found is not None:
         _check_methods(found, found.__name__ if inspect.isclass(found) else type(found).__name__)
-    dataset = open_prompts(settings, look)
+    own: Look = getattr(found, "check_prompt_row", lambda row: None)
+    dataset = open_prompts(settings, lambda row: own(row) or look(row))
     return None if dataset is None else dataset[0]
 
 

@@ -9,7 +9,7 @@ import pytest
 from agentrl.config import Args
 from agentrl.data.settings import DataSettings
 from agentrl.data.source import RolloutDataSource
-from agentrl.data.user_source import load_source
+from agentrl.data.user_source import check_source, load_source
 from agentrl.errors import DataError, GraderFailure, PluginError
 from agentrl.rm_hub import grade
 from agentrl.sample import Sample
@@ -22,10 +22,14 @@ SLOW = {"acre", "arc_agi", "futoshiki", "intermediate_integration", "word_ladder
 """Datasets that need seconds for one row."""
 
 
-def source(folder: Path, chosen: dict[str, Any], seed: int = 5, **more: Any) -> RolloutDataSource:
+def written(folder: Path, chosen: dict[str, Any], **more: Any) -> DataSettings:
     rows = [json.dumps({"input": name, "metadata": said}) for name, said in chosen.items()]
     (folder / "datasets.jsonl").write_text("\n".join(rows))
-    settings = DataSettings(prompt_data=str(folder / "datasets.jsonl"), data_source_path=PATH, **more)
+    return DataSettings(prompt_data=str(folder / "datasets.jsonl"), data_source_path=PATH, **more)
+
+
+def source(folder: Path, chosen: dict[str, Any], seed: int = 5, **more: Any) -> RolloutDataSource:
+    settings = written(folder, chosen, **more)
     args = Args({**settings.model_dump(), "rollout_seed": seed, "n_samples_per_prompt": 2})
     found = load_source(settings, args)
     assert isinstance(found, RolloutDataSource)
@@ -100,12 +104,18 @@ def test_scores_of_every_dataset_survive_the_ledger(tmp_path: Path) -> None:
 
 
 def test_wrong_rows_are_named(tmp_path: Path) -> None:
-    with pytest.raises(PluginError, match="Dataset 'chain_sums' not registered"):
-        source(tmp_path, {"chain_sums": {}})
-    with pytest.raises(PluginError, match="unexpected keyword argument 'terms'"):
-        source(tmp_path, {"chain_sum": {"config": {"terms": 3}}})
-    with pytest.raises(PluginError, match="Weight must be positive"):
-        source(tmp_path, {"chain_sum": {"weight": 0}})
+    wrong: dict[str, tuple[dict[str, Any], str]] = {
+        "chain_sums": ({}, "'chain_sums' is no dataset of reasoning-gym"),
+        "chain_sum": ({"config": {"terms": 3}}, "unexpected keyword argument 'terms'"),
+        "gcd": ({"weight": 0}, "Weight must be positive"),
+        "rearc": ({"wieght": 2}, "field 'wieght' of the metadata has no effect; expected weight or config"),
+    }
+    for name, (said, message) in wrong.items():
+        rows = written(tmp_path, {"leg_counting": {}, "tsumego": {"weight": 2}, name: said})
+        with pytest.raises(DataError, match=f"datasets.jsonl line 3: .*{message}"):
+            check_source(rows)
+        with pytest.raises(DataError, match=f"datasets.jsonl line 3: .*{message}"):
+            source(tmp_path, {"leg_counting": {}, "tsumego": {"weight": 2}, name: said}, prompt_data_check="lazy")
     settings = DataSettings(data_source_path=PATH)
     with pytest.raises(PluginError, match="needs --prompt-data with rows as"):
         load_source(settings, Args({**settings.model_dump(), "rollout_seed": 1, "n_samples_per_prompt": 1}))

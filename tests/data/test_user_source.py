@@ -9,10 +9,11 @@ import pytest
 
 from agentrl.buffer.ledger import Ledger, LedgerLease
 from agentrl.buffer.queue import GroupQueue
+from agentrl.data.prompts import PromptRow
 from agentrl.data.settings import DataSettings
 from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer
 from agentrl.data.user_source import check_source
-from agentrl.errors import LedgerError, PluginError, SampleError
+from agentrl.errors import DataError, LedgerError, PluginError, SampleError
 from agentrl.groups import Group
 from agentrl.sample import Sample
 from tests.buffer.make import finished, make_args, prompts, source_of
@@ -217,6 +218,21 @@ def test_checking_a_source_builds_nothing(data: Path) -> None:
         check("NoAdd")
     with pytest.raises(PluginError, match="--buffer-filter-path"):
         check("FromArgs", buffer_filter_path="agentrl.data.source:nothing_here")
+
+
+class OnlyLong(RolloutDataSource):
+    @staticmethod
+    def check_prompt_row(row: PromptRow) -> str | None:
+        return None if len(row.prompt) > 5 else f"{row.prompt!r} is too short"
+
+
+def test_a_source_may_check_rows_before_a_run_builds_it(tmp_path: Path) -> None:
+    rows, asked = tmp_path / "rows.jsonl", list[int]()
+    rows.write_text('{"input": "a long one"}\n{"input": "short"}\n')
+    settings = DataSettings(prompt_data=str(rows), data_source_path=f"{__name__}:OnlyLong")
+    with pytest.raises(DataError, match="rows.jsonl line 2: 'short' is too short"):
+        check_source(settings, lambda row: asked.append(row.index))
+    assert asked == [0], "other checks of a row are made too"
 
 
 def test_under_a_ledger_a_users_prompts_survive_a_kill(data: Path, tmp_path: Path) -> None:
