@@ -4,13 +4,17 @@ Each module has a function `environment(name)` that returns an `Environment` cla
 the module only when a path names its scheme. A class must follow from its name alone: each rollout worker makes its own.
 Without `--prompt-data`, `sample.group_index` is the seed or the number of the task."""
 
+from agentrl.errors import EnvFailure
 from agentrl.sample import Message, Sample
 
 
 def task_number(sample: Sample) -> int | None:
-    """Return the seed or number of the task: the row's `metadata["task"]`, or else the group's number."""
-    number: int | None = sample.metadata.get("task", sample.group_index)
-    return number
+    """Return the seed or number of the task: the row's `metadata["task"]`, or else the group's number. Raises EnvFailure:
+    the row gives no such number."""
+    number = sample.metadata.get("task", sample.group_index)
+    if number is None or (type(number) is int and number >= 0):
+        return number
+    raise EnvFailure(f"metadata['task'] must be a whole number from 0, got {number!r:.100}", kind="env_task")
 
 
 def first_messages(sample: Sample, rules: str, *parts: str) -> list[Message]:

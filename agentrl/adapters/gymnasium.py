@@ -39,10 +39,11 @@ class GymnasiumEnvironment(Environment):
 
     @classmethod
     async def setup(cls, args: Any) -> None:
-        """Make an environment once. Raises PluginError: its observations or actions cannot be text."""
+        """Make an environment once, and take its step limit for turns. Raises PluginError: it cannot be shown as text."""
         first = cls(**(args.env_args if args is not None else {}))
         try:
-            await first._call(first._make)
+            made = await first._call(first._make)
+            cls.max_turns = (made.spec and made.spec.max_episode_steps) or Environment.max_turns
         finally:
             await first.close()
 

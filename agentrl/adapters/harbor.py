@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import anyio
 from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter
 
+from agentrl.adapters import task_number
 from agentrl.envs.base import Environment, Step, Turn
 from agentrl.errors import GraderFailure, PluginError, raised_as
 from agentrl.sample import Message, Sample
@@ -81,7 +82,7 @@ class HarborEnvironment(Environment):
 
     async def reset(self, sample: Sample) -> list[Message]:
         """Start the machine of a task: number `metadata["task"]`, or the number of the sample's group."""
-        self.task = self.tasks[sample.metadata.get("task", sample.group_index or 0) % len(self.tasks)]
+        self.task = self.tasks[(task_number(sample) or 0) % len(self.tasks)]
         self._left = self.task.setting("agent", "timeout_sec", _SECONDS)
         with anyio.fail_after(self.task.setting("environment", "build_timeout_sec", _SECONDS)):
             self.machine = await self._start()

@@ -8,6 +8,7 @@ import pytest
 
 from agentrl.buffer.reader import Filter, StoreReader
 from agentrl.chat import Chat
+from agentrl.config import Args
 from agentrl.envs import Environments, load_environment
 from agentrl.envs.base import Turn
 from agentrl.errors import PluginError
@@ -134,6 +135,13 @@ def test_arguments_are_the_librarys() -> None:
     given = {"is_slippery": False, "map_name": "8x8"}
     loaded = Environments.load("gymnasium:FrozenLake-v1", given, Args({"env": None}))
     assert loaded[""].arguments == given
+
+
+async def test_a_step_limit_of_the_arguments_is_the_limit_of_turns() -> None:
+    for given, limit in ({"max_episode_steps": 300}, 300), ({}, 100):
+        kind: Any = type("Lake", (load_environment("gymnasium:FrozenLake-v1"),), {"max_turns": 1})
+        await kind.setup(Args({"env_args": given}))
+        assert kind.max_turns == limit
 
 
 @pytest.mark.slow
