@@ -213,6 +213,8 @@ class Gateway:
 
     async def _close(self, request: Request) -> tuple[Any, int]:
         body = await _fields(request, {"reward": float, "rewards": dict})
+        if len(body) > 1:
+            raise Refusal("reward, rewards: give one of the two")
         session = self._known(request)
         if isinstance(rewards := body.get("rewards", body.get("reward")), dict):
             if unknown := sorted(rewards.keys() - {str(root.number) for root in session.tree.roots()}):

@@ -359,13 +359,11 @@ class SessionTree:
         """Return the roots in order, with their roles."""
         roots = [node for node in self.nodes.values() if node.parent is None]
         first = {root.family: root for root in reversed(roots)}  # `family` itself may be gone: its request failed
-        families = [node for node in roots if first[node.family] is node and not node.agent]
-        main = next((node for node in families if node.has_tools), families[0] if families else None)
-        if main is not None and not main.has_tools and any(node.has_tools for node in roots):
-            main = None
-        leads = {root: first[root.family] for root in roots}
-        helps = {root: lead for root, lead in leads.items() if lead.has_tools or lead.agent}
-        return {root: "main" if leads[root] is main else "subagent" if root in helps else "side" for root in roots}
+        equipped = {root.family for root in roots if root.has_tools}  # a conversation may get its tools later
+        own = [root.family for root in roots if not first[root.family].agent]
+        main = next((family for family in own if family in equipped or not equipped), None)
+        helps = equipped | {family for family, root in first.items() if root.agent}
+        return {r: "main" if r.family is main else "subagent" if r.family in helps else "side" for r in roots}
 
     def samples(self, origin: Sample, rewards: Mapping[int, float | None]) -> tuple[list[Sample], Counter[str]]:
         """Return the leaves as Samples, and the numbers of sampled, trained and dropped tokens.

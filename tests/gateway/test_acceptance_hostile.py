@@ -662,6 +662,7 @@ async def test_ids_are_secrets_of_128_bits() -> None:
         ({"reward": True}, "reward"),
         ({"reward": [1]}, "reward"),
         ({"rewards": 1}, "rewards"),
+        ({"reward": 1.0, "rewards": {"0": 1.0}}, "rewards"),
         ({"rewards": {"first": 1.0}}, "rewards"),
         ({"rewards": {"999": 1.0}}, "rewards"),
         ({"mystery": 1}, "mystery"),

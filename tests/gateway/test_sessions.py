@@ -192,6 +192,18 @@ async def test_the_main_conversation_is_that_of_the_first_request_that_is_answer
         assert closed.counts["trained"] == closed.counts["sampled"] > 0
 
 
+async def test_a_conversation_that_gets_its_tools_later_is_the_main_one() -> None:
+    engine = engine_of("A plan.", "Done.", "A part.")
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        plan = (await ask(served, base, BEGUN)).json()["choices"][0]["message"]
+        await ask(served, base, [*BEGUN, plan, {"role": "user", "content": "do it"}], tools=[LOOK])
+        await ask(served, base, [{"role": "user", "content": "a part"}], tools=[LOOK])
+        assert [root["role"] for root in (await served.tree(base))["roots"]] == ["main", "main", "subagent"]
+        closed = await served.close(base, reward=1.0)
+        assert closed.counts["trained"] == closed.counts["sampled"] > 0
+
+
 async def test_results_for_an_answers_id_come_in_the_order_of_its_calls() -> None:
     engine = engine_of(hermes(calls=[("look", {"at": 1}), ("look", {"at": 2})]), "Done.")
     tools = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
