@@ -174,7 +174,7 @@ class HostedModel(FixedModel):
         }
         kind, said = error_kind(reply.status, message), f"{shown(self._url)} answered {reply.status}: {message}"
         said += hints.get(reply.status, "")
-        if kind == "context_overflow":
+        if kind == "context_overflow" or b'"context_length_exceeded"' in reply.body:  # the API's code; messages differ
             return ContextOverflow(said, kind="engine_context_overflow")
         return EngineRejected(said, status=reply.status, kind=kind)
 
@@ -210,7 +210,7 @@ def read_turn(raw: bytes) -> HostedTurn:
             malformed("the answer", "a chat completion", answer)
     try:
         (said,) = normalise_messages([{**message, "role": "assistant"}])
-    except TemplateError as error:
+    except (TemplateError, TypeError) as error:
         malformed("choices[0].message", f"an assistant's message ({error})", message)
     finish: FinishType = "length" if choice.get("finish_reason") == "length" else "stop"
     if choice.get("finish_reason") == "content_filter":

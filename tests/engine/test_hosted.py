@@ -152,6 +152,7 @@ def test_how_an_answer_ended() -> None:
         b'{"choices": []}',
         b'{"choices": [{"message": null}]}',
         completion(tool_calls=[{"function": {}}]),
+        completion(tool_calls=5),
         completion(content=[{"type": "image_url"}]),
     ],
 )
@@ -224,9 +225,11 @@ async def test_a_wrong_address_is_recognised() -> None:
 
 async def test_a_conversation_that_is_too_long_is_an_overflow() -> None:
     said = b'{"error": {"message": "This model\'s maximum context length is 8 tokens."}}'
-    async with hosted(status(400, said)) as (model, _):
-        with pytest.raises(ContextOverflow, match="maximum context length"):
-            await model.turn(ASKED, None, PARAMS)
+    coded = b'{"error": {"message": "Your input is too long.", "code": "context_length_exceeded"}}'
+    async with hosted(status(400, said), status(400, coded)) as (model, _):
+        for words in ("maximum context length", "Your input is too long"):
+            with pytest.raises(ContextOverflow, match=words):
+                await model.turn(ASKED, None, PARAMS)
 
 
 async def test_the_key_is_in_no_message_and_in_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
