@@ -69,9 +69,11 @@ def _figures(session: Session) -> dict[str, int]:
 
 def _end(sample: Sample) -> str:
     """Describe the end of the agent's command; "" if there was no command."""
-    end = sample.metadata.get("agent", {})
+    end = sample.metadata.get("agent")
+    if not isinstance(end, dict) or "exit_code" not in end:  # a data row may have an entry of this name
+        return ""
     said = [*filter(str.strip, str(end.get("errors", "")).splitlines()), ""]
-    return f"; it exited with status {end['exit_code']}: {said[-2] if said[1:] else ''}" if end else ""
+    return f"; it exited with status {end['exit_code']}: {said[-2] if said[1:] else ''}"
 
 
 def leader(samples: Sequence[Sample]) -> Sample:

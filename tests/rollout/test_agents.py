@@ -149,11 +149,19 @@ async def test_an_agent_without_a_request_is_a_typed_failure(chat: Chat) -> None
     async def agent(base_url: str, sample: Sample) -> None:
         return None
 
-    policy = {"agent": "raise"}
-    batch, _ = build(chat, REPLIES, environment=None, generate=agent, failure_policy=policy, **SETTINGS)
-    with pytest.raises(AgentFailure, match="without an answered request") as raised:
-        await played(batch)
-    assert raised.value.kind == "agent_silent"
+    class Rows(Store):
+        def lease(self, n: int, version: int) -> list[list[Sample]]:
+            groups = super().lease(n, version)
+            for sample in (sample for group in groups for sample in group):
+                sample.metadata["agent"] = "the row's own entry"
+            return groups
+
+    for store in (Store(), Rows()):
+        policy = {"agent": "raise"}
+        own: dict[str, Any] = {"environment": None, "generate": agent, "failure_policy": policy, "store": store}
+        with pytest.raises(AgentFailure, match="without an answered request") as raised:
+            await played(build(chat, REPLIES, **own, **SETTINGS)[0])
+        assert raised.value.kind == "agent_silent"
 
 
 async def test_an_agent_that_raises_is_named(chat: Chat) -> None:
