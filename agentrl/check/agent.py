@@ -102,7 +102,8 @@ async def play_session(
     for each in played.samples:
         played.wrong += wrong_ids(chat, name, each, turns, split=several)
     if not played.samples and not played.error:
-        end = sample.metadata.get("agent", {})
+        found = sample.metadata.get("agent")
+        end = found if isinstance(found, dict) else {}  # a data row may have an entry of this name
         said = str(end.get("errors", "")).strip() or str(end.get("output", "")).strip()
         played.error = f"no answered request; {said[-300:] or 'the agent printed nothing'}"
     played.seconds = time.monotonic() - began
