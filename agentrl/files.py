@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
             draft.unlink()
 
 
-def table(module: str, name: str) -> list[list[str]]:
+def read_table(module: str, name: str) -> list[list[str]]:
     """Return the rows of the tab-separated file `name` beside a module's `__file__`, without the header."""
     lines = Path(module).with_name(name).read_text(encoding="utf-8").splitlines()
     return [line.split("\t") for line in lines[1:]]

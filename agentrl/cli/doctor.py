@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import click
 
 from agentrl.errors import install
-from agentrl.files import table
+from agentrl.files import read_table
 
 _EXTRAS = {
     "transformers": ("rollout", "chat templates and rollouts"),
@@ -106,7 +106,7 @@ def _machines() -> Iterator[DoctorResult]:
 
 
 _INSTALL = "Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap"
-_SANDBOXES = table(__file__, "sandboxes.tsv")
+_SANDBOXES = read_table(__file__, "sandboxes.tsv")
 _WHY = {name: advantage for name, advantage, _ in _SANDBOXES}
 _REMEDIES = {name: remedy for name, _, remedy in _SANDBOXES}
 _NO_SANDBOX = "make one of the two above work, or take backend unsafe_subprocess on a machine that holds nothing"

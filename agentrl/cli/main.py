@@ -16,11 +16,11 @@ import click
 
 from agentrl import __version__
 from agentrl.errors import DISTRIBUTION, AgentRLError, disk_trouble, install, leaves
-from agentrl.files import table
+from agentrl.files import read_table
 
 _TERMINATED = 128 + 15  # the exit code after SIGTERM, as shells have it
 
-_TABLE = table(__file__, "commands.tsv")
+_TABLE = read_table(__file__, "commands.tsv")
 COMMANDS = {name: text for name, _, text in _TABLE}
 """Each command's line in `agentrl --help`. The command is `agentrl.cli.<name>.command`."""
 NEEDS = {name: extra for name, extra, _ in _TABLE if extra}

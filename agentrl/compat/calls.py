@@ -96,6 +96,7 @@ def adapted(found: Any) -> Any:
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         return await called(*args, **kwargs)
 
+    called.__name__ = awaited.__name__ = getattr(found, "__name__", type(found).__name__)
     return awaited if is_async(found) else called
 
 

@@ -18,9 +18,9 @@ from agentrl.compat.helpers import RolloutFnEvalOutput, RolloutFnTrainOutput, ca
 from agentrl.compat.modules import install
 from agentrl.compat.sample import SlimeSample
 from agentrl.config import RunSettings
-from agentrl.config.values import rows
 from agentrl.data.prompts import open_prompts
 from agentrl.errors import PluginError, SettingsError, raised_as
+from agentrl.files import read_table
 from agentrl.plugins import defined_at, find_object, user_code
 from agentrl.rm_hub.combine import result_of
 
@@ -37,7 +37,7 @@ class Hook(NamedTuple):
 
 @cache
 def hooks() -> Mapping[str, Hook]:
-    return {row[0]: Hook(*row) for row in rows(__package__, "hooks.tsv")}
+    return {row[0]: Hook(*row) for row in read_table(__file__, "hooks.tsv")}
 
 
 def check_hook(name: str, path: str | None, settings: RunSettings) -> str:
@@ -160,7 +160,7 @@ class _Source:
 _VALUES: Mapping[str, Callable[[], Any]] = {
     "sample": lambda: _samples()[1],
     "samples": _samples,
-    **{name: partial(json.loads, text) for name, text in rows(__package__, "values.tsv")},
+    **{name: partial(json.loads, text) for name, text in read_table(__file__, "values.tsv")},
     **dict.fromkeys(("buffer", "groups", "all_groups"), lambda: [_samples(0), _samples(2)]),
     "data_source": _Source,
     **dict.fromkeys(("rollout_extra_metrics", "extra_metrics"), dict),

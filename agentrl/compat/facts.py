@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.fields import Sections
-from agentrl.config.values import rows
+from agentrl.files import read_table
 from agentrl.modelfolder import EXPERTS, read_config, text_config
 
 Config = Mapping[str, Any]
@@ -47,7 +47,7 @@ def _sparse(config: Config, given: Any) -> Any:
 
 
 SHAPES: Mapping[str, Fact] = {
-    **{name: lambda c, _, key=key: c[key] for name, key in rows(__package__, "shapes.tsv")},  # type: ignore[misc]
+    **{name: lambda c, _, key=key: c[key] for name, key in read_table(__file__, "shapes.tsv")},  # type: ignore[misc]
     "ffn_hidden_size": lambda c, given: c.get("intermediate_size") or given,  # if missing, all layers have experts
     "num_query_groups": lambda c, _: c.get("num_key_value_heads") or c["num_attention_heads"],
     "group_query_attention": lambda c, _: (

@@ -30,8 +30,9 @@ from agentrl.compat.script import read_script
 from agentrl.config.compat_interface import CompatInterface, Part
 from agentrl.config.fields import Sections, all_fields
 from agentrl.config.files import as_words, read_document
-from agentrl.config.values import holds, json_or_text, rows
+from agentrl.config.values import holds, json_or_text
 from agentrl.errors import SettingsError, raised_as
+from agentrl.files import read_table
 from agentrl.settings import flag_of
 
 OWN = "compat_options"
@@ -51,7 +52,7 @@ class FlagRow(NamedTuple):
 
 @functools.cache
 def table() -> Mapping[str, FlagRow]:
-    return {line[0]: FlagRow(*line) for line in rows(__package__, "flags.tsv")}
+    return {line[0]: FlagRow(*line) for line in read_table(__file__, "flags.tsv")}
 
 
 @functools.cache
@@ -197,7 +198,8 @@ class Flags:
             if not _alike(claims[name], what):
                 remedy = row.remedy if (row := row_of(name)) else ""
                 yield f"{flag_of(name)} {claims[name]}: it is {json.dumps(what)} here; {remedy}"
-        played = {hook for hook, *_ in rows(__package__, "hooks.tsv") if "megatron" not in hook and "model" not in hook}
+        hooks = [hook for hook, *_ in read_table(__file__, "hooks.tsv")]
+        played = {hook for hook in hooks if "megatron" not in hook and "model" not in hook}
         for name in played & said.keys() if settings.data.sft_turns is not None else ():
             if not str(said[name]).startswith("slime."):
                 yield f"{flag_of(name)} has no effect with agentrl sft, which plays nothing; leave it out"

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl.config.values import rows
+from agentrl.files import read_table
 
 ROOTS = ("slime", "slime_plugins")
 
@@ -27,7 +27,7 @@ ROOTS = ("slime", "slime_plugins")
 def names() -> dict[str, dict[str, str]]:
     """Return for each of slime's modules its names, and the paths of our objects (`module:name`)."""
     table: dict[str, dict[str, str]] = {}
-    for module, name, ours in rows(__package__, "names.tsv"):
+    for module, name, ours in read_table(__file__, "names.tsv"):
         table.setdefault(module, {})[name] = ours
     return table
 

@@ -105,6 +105,9 @@ class _Shell:
         """Interpret commands that run if `called`. Return the status of the last command."""
         status: Known = True
         before, at, branches, outside = "", 0, list[Branch](), list[dict[str, list[Field]]]()
+        returned: tuple[str, dict[str, list[Field]]] | None = (
+            None  # place and variables of the first return that may run
+        )
         while at < len(listed):
             words, ends = list(listed[at][0]), listed[at][1]
             at += 1
@@ -118,6 +121,7 @@ class _Shell:
             if words and (words[0].raw == "function" or "()" in (word.raw for word in words[1:2])):
                 name, body, at = _function(words, ends, listed, at)
                 self.functions |= {} if live is False else {name: body}
+                before = body[-1][1]
                 continue
             pattern = ends == ")" and bool(branches) and branches[-1][2] == "case"
             if words and live is not False and not pattern:
@@ -125,14 +129,21 @@ class _Shell:
                 status = self._command(words, live) if not returns or words[1:] else status
                 if returns and live:
                     return status
-                called = None if returns else called  # the commands after it may not run
+                if returns and returned is None:
+                    returned = words[0].where, self.values.copy()
             if ends == "(":
                 branches.append((True, False, ends))
                 outside.append(self.values.copy())
             elif ends == ")" and branches and branches[-1][2] == "(":
                 branches.pop()
                 self.values = outside.pop()  # a subshell's variables end with it
-        return None if called is None else status
+        if returned is not None:
+            where, values = returned
+            for name, value in [(name, value) for name, value in self.values.items() if values.get(name) != value]:
+                why = "a return before it depends on what the script runs"
+                self._unknown(name, value[0].where if value else where, why)
+            return None
+        return status
 
     def _block(self, words: list[Word], branches: list[Branch], status: Known) -> None:
         word = words.pop(0).raw
@@ -163,9 +174,11 @@ class _Shell:
     def _command(self, words: list[Word], live: Known) -> Known:
         if (kind := words[0].raw) in ("export", "declare", "local", "readonly", "typeset"):
             if kind not in ("export", "readonly") and not any(re.match(r"-\w*g", word.raw) for word in words):
-                words = [Word(word.raw + "=" * word.raw.isidentifier(), word.where) for word in words[1:]]
-                found = [(hit[1], word.where) for word in words if (hit := _ASSIGNS.match(word.raw))]
+                bare = [(word.raw, word.where) for word in words[1:] if word.raw.isidentifier()]
+                found = bare + [(hit[1], word.where) for word in words[1:] if (hit := _ASSIGNS.match(word.raw))]
+                fresh = {name: list[Field]() for name, _ in bare if _PLACES[0] in self.outer and name not in self.outer}
                 self.outer = {**{name: self._lookup(name, where) for name, where in found}, **self.outer}
+                self.values |= fresh
             words = [word for word in words if _ASSIGNS.match(word.raw)]
         own = next((at for at, word in enumerate(words) if not _ASSIGNS.match(word.raw)), len(words))
         name, where = (words[own].raw, words[own].where) if own < len(words) else ("", "")

@@ -21,8 +21,8 @@ from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.compat.calls import adapted
 from agentrl.compat.conformance import hooks
 from agentrl.compat.modules import install
-from agentrl.config.values import rows
 from agentrl.errors import PluginError, SettingsError
+from agentrl.files import read_table
 from agentrl.plugins import find_object, user_code
 from agentrl.sample import Sample
 from agentrl.settings import flag_of
@@ -43,7 +43,7 @@ MODEL, WRITTEN = "custom_model_provider_path", "custom_update_weight_post_write_
 STEP = "custom_megatron_before_train_step_hook_path"
 LOSS, REDUCER, TIS = OURS = tuple(f"custom_{name}_function_path" for name in ("loss", "pg_loss_reducer", "tis"))
 
-_COLUMNS = dict(rows(__package__, "columns.tsv"))
+_COLUMNS = dict(read_table(__file__, "columns.tsv"))
 _NEEDED = {"tokens", "response_lengths", "rewards", "sample_indices", "loss_masks"}
 _FOLLOWS = {"raw_reward", "truncated", "round_number", "total_lengths", "rollout_mask_sums", "source_names"}
 """Columns of slime's train data: fields of a sample, required columns, and derived columns."""

@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from agentrl.config.fields import FieldRef, Sections, all_fields
-from agentrl.config.values import holds, rows
+from agentrl.config.values import holds
+from agentrl.files import read_table
 from agentrl.rollout.settings import DEFAULT_FAILURE_POLICY, FailureAction
 from agentrl.settings import shown
 
@@ -22,7 +23,7 @@ class Effect(NamedTuple):
     why: str  # completes "has no effect"
 
 
-EFFECTS = tuple(Effect(*row) for row in rows("agentrl.config", "effects.tsv"))
+EFFECTS = tuple(Effect(*row) for row in read_table(__file__, "effects.tsv"))
 
 _TRAINING = """algorithm.* train.* cluster.* allow_truncated_sampling - loss_type advantage_estimator use_opd opd_type
     hf_checkpoint rollout_num_gpus* rollout_workers ray_address start_timeout debug_rollout_only"""

@@ -7,12 +7,10 @@ Scalars stay text, which pydantic converts and checks. Only containers and union
 3. `none` is None if the field allows None and is not plain text;
 4. one text or several by name is `PATH`, or `NAME=PATH` repeated."""
 
-import csv
 import json
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
 from agentrl.config.fields import FieldRef
@@ -81,11 +79,6 @@ def _json(field: FieldRef, text: str) -> Any:
 
 
 _CONDITION = re.compile(r"(!?)(\w+)(!?=|>|)([^|]*)")
-
-
-def rows(package: str, table: str) -> list[list[str]]:
-    lines = files(package).joinpath(table).read_text(encoding="utf-8").splitlines()
-    return list(csv.reader(lines[1:], delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 def holds(needs: str, values: Mapping[str, Any]) -> bool:

@@ -6,11 +6,13 @@ from functools import lru_cache
 
 from agentrl.buffer.reader import Filter
 from agentrl.buffer.store import TrajectoryRow
-from agentrl.files import table
+from agentrl.files import read_table
 from agentrl.viewer.library import Library, Source
 from agentrl.viewer.query import NONE, PAGE, RANGES, VALUES, Query, macro
 
-_COLUMNS = [(label, column, screens == "wide", of) for label, column, screens, of in table(__file__, "columns.tsv")]
+_COLUMNS = [
+    (label, column, screens == "wide", of) for label, column, screens, of in read_table(__file__, "columns.tsv")
+]
 """Label, column of the store, true if narrow screens hide the column, and the trajectories that have the column."""
 
 

@@ -66,6 +66,12 @@ def flags(folder: Path, text: str, environ: dict[str, str] | None = None) -> lis
         ("f() { return 1; }\nif f; then N=8; else N=2; fi\nf || M=3\npython train.py $N $M", ["2", "3"]),
         ("f() { false; return $1; }\nif f 0; then N=8; else N=2; fi\npython train.py $N", ["8"]),
         ('set -e -- --lr 5\npython3 train.py "$@" $2', ["--lr", "5", "5"]),
+        ("f() { cd . || return 1; N=1; cd . || return 1; python3 train.py --n $N; }; f", ["--n", "1"]),
+        (
+            'N=1 A=(2 3)\ndeclare -x N\ndeclare -a A B\nB+=(4)\npython3 train.py $N "${A[@]}" "${B[@]}"',
+            ["1", "2", "3", "4"],
+        ),
+        ('f() { local -a a; a+=(--n 1); local a; python3 train.py "${a[@]}"; }\nf', ["--n", "1"]),
         ('set -- --n "$@"\nf() { set -- x; }\nset -- "$@" 1\nf\npython3 train.py "$@"', ["--n", "1"]),
     ],
 )

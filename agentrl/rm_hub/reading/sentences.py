@@ -27,9 +27,10 @@ _UNSEEN = re.compile(
     | <<[^<>\n]{1,200}>>                                                               # GSM8K's calculator marks
     | (?P<code>```(?!json|text|latex|tex|markdown|md).*?(?:```|\Z))                    # code, but for a box in it
     | (?P<mark></?(?:b|strong|i|em|u|p)>
-        | (?m:(?![✕✖✗✘❌❎❓❔])[\u2500-\u27bf\u2b00-\u2bff\ufe0f\U0001f000-\U0001faff]+(?=[*_ \t]{0,6}$)))  # the mark alone
-    """
+        | (?m:(?<!{symbol})(?![✕✖✗✘❌❎❓❔⛔🚫👎]){symbol}++(?=[*_ \t]{0,6}$)))  # the mark alone
+    """.replace("{symbol}", r"[\u2500-\u27bf\u2b00-\u2bff\ufe0f\U0001f000-\U0001faff]")
 )
+_FULL_BOX = re.compile(r"boxed\s*(?:\{\s*[^{}\s]|[^{\s])|\\boxed\s*\{\s*\{")
 _ANNOUNCES = re.compile(rf"(?i){any_of('answer', 'option')}[^\w\n]{{0,6}}(?:{any_of('is_')}|[:：])[^\w\n]{{0,8}}$")
 _JSON = re.compile(r"(?:```json\s*|\A\s*)(\{[^`]*\})\s*(?:```|\Z)")
 _NEXT_TURN = re.compile(r"\n\s{0,4}(?:[*_#]{0,4})(?:Question|Q|(Human|User))\s?\d{0,3}\s?:")
@@ -64,13 +65,19 @@ def seen(response: str) -> str:
 
 def _instead(match: re.Match[str]) -> str:
     announced = match["quoted"] and _ANNOUNCES.search(match.string, max(0, match.start() - 60), match.start())
-    if announced or "boxed" in (match["code"] or match["quoted"] or ""):
+    # Words in quotation marks are the answer if no other text has a box.
+    several = (match["quoted"] or "").startswith(('"', "“")) and match.string.count("boxed") > match.group().count(
+        "boxed"
+    )
+    if announced or (_FULL_BOX.search(match["code"] or match["quoted"] or "") and not several):
         return match.group()
     return "" if match["mark"] else " "
 
 
 def _json_answer(match: re.Match[str]) -> str:
     """Return the answer of a JSON object as an `<answer>` block; the text itself if the object has no answer."""
+    if _ANSWERED.search(match.string[: match.start()]) or _ANSWERED.search(match.string, match.end()):
+        return match.group()  # the text has an answer of its own
     with suppress(ValueError, RecursionError):
         said = json.loads(match[1], strict=False, parse_int=str, parse_float=str)
         answer = said.get("final_answer", said.get("answer"))
@@ -130,7 +137,7 @@ _NUMBER = re.compile(
     r"[-+]?\s?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:\s+\d+/\d+|\s*/\s*\d+(?![\d/]))?(?:\s*(?:%|percent\b|million\b|billion\b|thousand\b|hundred\b|dozen\b))?"
     r"(?!(?:st|nd|rd|th)\b)(?=[\s.,;:!)*]|$)"
 )
-_LINKS = re.compile(r"\b(?:and|or)\b(?!\s+[a-zA-Z]{2})")
+_LINKS = re.compile(r"\b(?:and|or)\b")
 _COPULA = re.compile(r"(?<=[$)}\]\d])\s*(?:です|である|だ|となります|になります|입니다|이다)。?$")
 _CHANGES = re.compile(
     r"(?i)[^\w\\]*(?:plus|minus|times|multiplied|divided|squared|cubed|to the power|out of|over(?=\s[\d$\\(])|factorial|halves|thirds|mod(?:ulo)?|choose)\b|^(?:到|至|倍|以|多|余|的(?:平方|立方|倍))"
@@ -143,7 +150,7 @@ SAID = re.compile(
     r"(?i)^[a-z][a-z ,'’]{0,80}?\s(?:is|are|was|were|equals|has|have|had|needs?|costs?|makes?|earns?|gets?|pays?|spends?|sells?|eats?|takes?|:)\s(?!not\b|no\b)(?=[-+$\\(]*[\d.(\\])"
 )
 """The words of a sentence before its value: "The total is 12 apples", "She has 12 apples"."""
-_FUNCTIONS = "than|(?<!total )of|between|by|to|from|and|in|at|on|for|with|as|but|over|under|least|most|half|twice|times|plus|minus"
+_FUNCTIONS = "than|(?<!total )of|between|by|to|from|and|in|at|on|for|with|as|but|over|under|least|most|half|twice|times|plus|minus|nobody|none|hardly|wrongly|refused|let|again"
 STATED = re.compile(
     rf"(?i)^(?!\D*{any_of('no', 'would', 'condition', 'maybe')})(?:[a-z ]{{1,30}},\s)?(?!\D*\b(?:{_FUNCTIONS})\b)[a-z][a-z '’]{{0,80}}?\s"
     rf"(?!the\s)[a-z]{{2,20}}\s(?:a total of\s)?(?=(?:\\?\$\d[\d,.]*|\d[\d,.]*\s(?!(?:{_FUNCTIONS})\b)[a-z]{{3}})\D*$)"

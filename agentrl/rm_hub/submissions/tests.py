@@ -152,8 +152,8 @@ def _bad(what: str) -> GraderFailure:
 
 _MAX = 200_000  # only this many last characters are read: the program comes last
 _FENCE = re.compile(
-    r"(?m)(?P<line>^[ \t]{0,12})?(?P<fence>`{3,}|~{3,})[ \t]{0,8}[{.]{0,2}(?P<language>(?:[^\W\d_]|[+#]){0,24})"
-    r"(?(line)[^`\n]*|[\w+.#-]{0,24}[^\S\n]{0,8})(?:\n|\Z)"
+    r"(?m)(?P<line>^[ \t]{0,12})?(?P<fence>`{3,}|~{3,})"
+    r"(?:[{.]{0,2}(?P<language>[\w+.#-]{1,24})(?(line)[^`\n]*|[^\S\n]{0,8})|[ \t]{0,8}(?P<apart>[\w+.#-]{0,24})[^\S\n]{0,8})(?:\n|\Z)"
 )
 """An opening fence: on a line of its own with any text behind the language, or behind prose with the language alone."""
 _LINE = re.compile(
@@ -161,7 +161,7 @@ _LINE = re.compile(
     r"break|continue|global|lambda|yield)\b|[@#\])}\"']|[A-Za-z_][\w.\[\], ]{0,80}(?:[+*/%|&^-]|//|\*\*)?=(?!=)|[A-Za-z_][\w.]{0,60}\("
 )
 _BEGINS = re.compile(r"(?:def|class|import|from|async def|@)\s?\w")
-_PYTHON = ("python", "py", "")
+_PYTHON = re.compile(r"(?:py(?:thon)?[\d.]*)?")
 _DEFINES = re.compile(r"(?m)^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*=")
 
 
@@ -170,7 +170,7 @@ def extract_code(answer: str, names: Collection[str] = ()) -> tuple[str | None, 
     a function or class of `names`, or else sets one, is preferred to a later block, such as an example of use."""
     text = after_reasoning(answer)[-_MAX:]
     blocks = list(_blocks(text))
-    python = [b for b in blocks if b[0] in _PYTHON] or [b for b in blocks if b[0] in ("pycon", "text")]
+    python = [b for b in blocks if _PYTHON.fullmatch(b[0])] or [b for b in blocks if b[0] in ("pycon", "text")]
     named = [b for b in python if b[0]] or python
     wanted = set(names)
     defining, setting = (
@@ -193,7 +193,10 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
         places = (r"^[ \t]{0,12}", f"(?<!{fence[0]})")  # a line of its own, or else the end of the last line of code
         forms = (re.compile(rf"(?m){place}{fence[0]}{{{len(fence)},}}[ \t]*$") for place in places)
         closing = next(filter(None, (form.search(text, start) for form in forms)), None)
-        yield opening["language"].lower(), text[start : closing.start() if closing else None]
+        yield (
+            (opening["language"] or opening["apart"] or "").lower(),
+            text[start : closing.start() if closing else None],
+        )
         at = closing.end() if closing else len(text)
 
 

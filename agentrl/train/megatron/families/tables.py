@@ -10,11 +10,11 @@ whose config has a true `key`; `rotary` has the flags of `ModelFamily`. `rules.t
 
 from dataclasses import replace
 
-from agentrl.files import table
+from agentrl.files import read_table
 from agentrl.train.megatron.families.base import ModelFamily, Rule, ShardLayout
 
 _PARTS: dict[str, list[Rule]] = {}
-for _part, _megatron, _hf, _when, _layout in table(__file__, "rules.tsv"):
+for _part, _megatron, _hf, _when, _layout in read_table(__file__, "rules.tsv"):
     _names = tuple(f"model.layers.{{}}.{name}" for name in _hf.split())
     _PARTS.setdefault(_part, []).append(Rule(f"decoder.layers.{{}}.{_megatron}", _names, ShardLayout[_layout], _when))
 
@@ -32,4 +32,4 @@ def _family(
     return ModelFamily(model_type, _rules(layer), tuple(refuse.split()), like=like, experts=_rules(experts), **flags)
 
 
-FAMILIES = tuple(_family(*row) for row in table(__file__, "families.tsv"))
+FAMILIES = tuple(_family(*row) for row in read_table(__file__, "families.tsv"))
