@@ -8,13 +8,15 @@ from agentrl.errors import EnvFailure
 from agentrl.sample import Message, Sample
 
 
-def task_number(sample: Sample) -> int | None:
+def task_number(sample: Sample, *, least: float = 0) -> int | None:
     """Return the seed or number of the task: the row's `metadata["task"]`, or else the group's number. Raises EnvFailure:
-    the row gives no such number."""
+    the row gives no whole number of at least `least`."""
     number = sample.metadata.get("task", sample.group_index)
-    if number is None or (type(number) is int and number >= 0):
+    if number is None or (type(number) is int and number >= least):
         return number
-    raise EnvFailure(f"metadata['task'] must be a whole number from 0, got {number!r:.100}", kind="env_task")
+    raise EnvFailure(
+        f"metadata['task'] must be a whole number{' from 0' * (least == 0)}, got {number!r:.100}", kind="env_task"
+    )
 
 
 def first_messages(sample: Sample, rules: str, *parts: str) -> list[Message]:

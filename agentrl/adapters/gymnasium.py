@@ -39,11 +39,14 @@ class GymnasiumEnvironment(Environment):
 
     @classmethod
     async def setup(cls, args: Any) -> None:
-        """Make an environment once, and take its step limit for turns. Raises PluginError: it cannot be shown as text."""
-        first = cls(**(args.env_args if args is not None else {}))
+        """Make an environment once; a step limit of its arguments is the limit of turns. Raises PluginError: it cannot be
+        shown as text."""
+        given = args.env_args if args is not None else {}
+        first = cls(**given)
         try:
             made = await first._call(first._make)
-            cls.max_turns = (made.spec and made.spec.max_episode_steps) or Environment.max_turns
+            if "max_episode_steps" in given:
+                cls.max_turns = (made.spec and made.spec.max_episode_steps) or cls.max_turns
         finally:
             await first.close()
 

@@ -5,6 +5,7 @@ The model gets the tool `bash` in a machine of its own. After its last turn no p
 to /tests, and test.sh writes the reward to /logs/verifier/reward.json or reward.txt."""
 
 import logging
+import math
 import shlex
 import tomllib
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class HarborEnvironment(Environment):
 
     async def reset(self, sample: Sample) -> list[Message]:
         """Start the machine of a task: number `metadata["task"]`, or the number of the sample's group."""
-        self.task = self.tasks[(task_number(sample) or 0) % len(self.tasks)]
+        self.task = self.tasks[(task_number(sample, least=-math.inf) or 0) % len(self.tasks)]
         self._left = self.task.setting("agent", "timeout_sec", _SECONDS)
         with anyio.fail_after(self.task.setting("environment", "build_timeout_sec", _SECONDS)):
             self.machine = await self._start()

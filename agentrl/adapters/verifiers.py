@@ -3,6 +3,7 @@ and rewards. Each request of the harness goes through the gateway, so a trajecto
 
 import asyncio
 import itertools
+import math
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -95,7 +96,7 @@ class VerifiersEnvironment(AgentEnvironment):
     async def act(self, base_url: str, sample: Sample) -> None:
         """Play the task with the number `metadata["task"]`, or else the group's number. Raises EnvFailure: the episode
         failed, or the model played more than once in it."""
-        task = await self.tasks.at(task_number(sample) or 0)
+        task = await self.tasks.at(task_number(sample, least=-math.inf) or 0)
         config = vf.EvalClientConfig(base_url=f"{base_url}/v1")
         self._key = config.model_dump_json()
         self.env._interception.clients[self._key] = GatewayClient(config.base_url, self._web)

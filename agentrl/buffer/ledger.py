@@ -131,9 +131,12 @@ class Ledger(LedgerFile):
 
     def bind(self, identity: Mapping[str, object]) -> None:
         """Store the values that map a group number to a prompt (rows, seed, shuffle), or check that they are unchanged.
-        Raises LedgerError: a value changed, so that a group number would mean another prompt."""
+        Contents of rows may change before the first group is finished. Raises LedgerError: a value changed, so that a
+        group number would mean another prompt."""
         new = {key: orjson.dumps(value).decode() for key, value in identity.items()}
         with self.transaction() as db:
+            if read_checkpoint(db) < 0 and not db.execute("SELECT 1 FROM payloads").fetchone():
+                db.execute("DELETE FROM meta WHERE key='identity.prompt_digest'")
             for key, value in new.items():
                 found = db.execute("SELECT value FROM meta WHERE key=?", (f"identity.{key}",)).fetchone()
                 if found is None:

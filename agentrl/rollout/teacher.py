@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentrl.engine.images import ImageInputs
-from agentrl.errors import EngineFailure, Failure, SampleError, SettingsError
+from agentrl.errors import ContextOverflow, EngineFailure, Failure, SampleError, SettingsError
 from agentrl.groups import Group
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.failures import DropGroup
@@ -38,17 +38,19 @@ async def teach(group: Group, context: RolloutContext, tally: Tally) -> None:
         # One session per group: its requests go to the server that has the prompt in its cache.
         session, count = str(sample.group_index), sample.response_length
         ids = seen_by_teacher(sample, context)
-        if len(ids) > context.context_length:
-            sample.remove_sample = True
-            said = f"sample index={sample.index} has {len(ids)} tokens with --opd-privileged-key, {context.context_length} fit"
-            tally.stats += RolloutStats.of(
-                EngineFailure(f"{said}; its tokens are not trained", kind="teacher_overflow")
-            )
-            return
         added, first = len(ids) - len(sample.tokens), sample.prompt_length
         spans = [span.moved(added) if span.start >= first else span for span in sample.image_spans]
         images = ImageInputs.of(sample.images, spans)
-        sample.teacher_log_probs = await teacher.log_probs(ids, count, session_id=session, images=images)
+        try:
+            sample.teacher_log_probs = await teacher.log_probs(ids, count, session_id=session, images=images)
+        except ContextOverflow as failure:
+            if not added:
+                raise
+            sample.remove_sample = True
+            said = (
+                f"sample index={sample.index} is not trained, as it does not fit with --opd-privileged-key: {failure}"
+            )
+            tally.stats += RolloutStats.of(EngineFailure(said, kind="teacher_overflow"))
 
     try:
         wanted = [sample for sample in group if sample.teacher_log_probs is None and sample.trained_tokens]

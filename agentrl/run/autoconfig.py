@@ -5,7 +5,7 @@ import os
 from agentrl.config import RunSettings
 from agentrl.data.prompts import open_prompts
 from agentrl.errors import DataError, SettingsError
-from agentrl.run.resuming import changed
+from agentrl.run.resuming import begun, changed
 
 
 def resolve_device(settings: RunSettings) -> RunSettings:
@@ -48,6 +48,8 @@ def whole_epochs(settings: RunSettings, purpose: str = "train") -> RunSettings:
         )
     if counted:
         return settings
-    if differs := purpose == "train" and changed(settings, only={"rollout_batch_size"}):
-        raise SettingsError(f"{differs[0]}: the rollouts of {epochs} epochs cannot be counted; give --num-rollout, too")
+    differs = changed(settings, only={"rollout_batch_size"}) if purpose == "train" else []
+    if differs and begun(settings):
+        said = "the number of rollouts does not follow from --num-epoch any more"
+        raise SettingsError(f"{differs[0]}: {said}; give --num-rollout, too")
     return settings.replace(num_epoch=epochs, num_rollout=drawn // size if purpose == "train" else -(-drawn // size))

@@ -144,8 +144,8 @@ def _open(said: _Said, settings: RunSettings) -> EvalSet:
     if "rm_type" in own and "custom_rm_path" not in own:
         metadata["rm_type"] = own["rm_type"]
     response = own.get("eval_max_response_len", given.get("eval_max_response_len"))
-    if response and "rollout_max_context_len" in {**ours, **own}:  # its context must hold its own answers
-        values["rollout_max_response_len"] = response
+    if response and (room := {**ours, **own}.get("rollout_max_context_len")):  # its context holds its own answers
+        values["rollout_max_response_len"] = max(1, min(int(response), int(room) - 1))
     with named(said.where):
         mine = RunSettings.from_flat(values, origins)
         return EvalSet(name, said.where, mine, PromptData(path, mine.data), metadata)

@@ -44,6 +44,13 @@ def changed(settings: RunSettings, command: str = "train", only: Collection[str]
     ]
 
 
+def begun(settings: RunSettings, command: str = "train") -> bool:
+    """Return true if the folder's run has finished a group. Raises LedgerError: its ledger cannot be read."""
+    folder = Path(settings.observability.output_dir).expanduser() / BELOW[command]
+    meta = read_meta(find_ledger(folder / LEDGER, settings.buffer.ledger_dir))
+    return int(meta.get("checkpoint", -1)) >= 0 or int(meta.get("stored", 0)) > 0
+
+
 def check_prompts(settings: RunSettings) -> None:
     """Check that the earlier run's group numbers still mean the same prompts. Raises SettingsError: the data or its
     order differs. Raises LedgerError: the run's ledger cannot be read."""
@@ -53,6 +60,8 @@ def check_prompts(settings: RunSettings) -> None:
         return
     before = {key[9:]: json.loads(value) for key, value in meta.items() if key.startswith("identity.")}
     now = RolloutDataSource(settings.args.changed(prompt_data_check="lazy")).identity()
+    if not begun(settings):
+        now.pop("prompt_digest", None)  # rows may be mended before the first group is finished
     pairs = [(key, before[key], new) for key, new in now.items() if before.get(key, new) != new]
     if differ := [f"{key} was {render(old)} and is {render(new)}" for key, old, new in pairs]:
         raise SettingsError(
@@ -66,9 +75,8 @@ def refuse_others(settings: RunSettings) -> None:
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     if not (folder / SETTINGS).is_file() and (others := next(folder.glob("*.jsonl"), None)) is not None:
         raise SettingsError(f"{others} exists, and {SETTINGS} of its run is missing; choose another --output-dir")
-    ledger = find_ledger(folder / LEDGER, settings.buffer.ledger_dir)
-    if (meta := read_meta(ledger)) and int(meta.get("checkpoint", -1)) < 0 and not int(meta["stored"]):
-        return  # no group was finished
+    if (folder / LEDGER).is_file() and not begun(settings, "rollout"):
+        return
     played = {name for name, field in all_fields().items() if field.section in _PLAYED and "eval_" not in name}
     if differ := changed(settings, "rollout", played | {"hf_checkpoint", "hosted_model", "hosted_options"}):
         raise SettingsError(

@@ -4,6 +4,7 @@ interrupted save is never found and damage is detected. This module does not imp
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -69,14 +70,16 @@ def check_curve(found: Found, settings: TrainSettings, total_steps: int, step: i
     By default the decay ends with the run, so a longer run changes it. `lr_decay_iters` fixes the end. Another number
     of steps per rollout moves the run to another place of the curve."""
     manifest, rollouts = read_manifest(found.path), max(found.step + 1 - settings.num_critic_only_steps, 0)
-    each = manifest.get("steps_per_rollout")
-    taken = step if each is None else rollouts * each
-    if (last := learning_rate(taken, settings, total_steps)) != (new := learning_rate(step, settings, total_steps)):
-        raise CheckpointError(
-            f"{found.path}: its run took {each} optimizer steps per rollout, this run takes {settings.num_steps_per_rollout}. "
-            f"The learning rate would jump from {last:.3g} to {new:.3g}. Keep --num-steps-per-rollout {each}"
-        )
-    theirs = manifest.get("lr_decay_end")
+    theirs, each = manifest.get("lr_decay_end"), manifest.get("steps_per_rollout", settings.num_steps_per_rollout)
+    if each != settings.num_steps_per_rollout:
+        own = settings.model_copy(update={"lr_decay_iters": theirs}) if type(theirs) is int else settings
+        last, new = learning_rate(rollouts * each, own, total_steps), learning_rate(step, settings, total_steps)
+        if not math.isclose(last, new):
+            raise CheckpointError(
+                f"{found.path}: its run took {each} optimizer steps per rollout, this run takes {settings.num_steps_per_rollout}. "
+                f"The learning rate would jump from {last:.3g} to {new:.3g}. Keep --num-steps-per-rollout {each}"
+            )
+        return
     if settings.lr_decay_iters is not None or type(theirs) is not int:
         return
     before = learning_rate(step, settings.model_copy(update={"lr_decay_iters": theirs}))

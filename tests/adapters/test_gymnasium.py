@@ -138,7 +138,7 @@ def test_arguments_are_the_librarys() -> None:
 
 
 async def test_a_step_limit_of_the_arguments_is_the_limit_of_turns() -> None:
-    for given, limit in ({"max_episode_steps": 300}, 300), ({}, 100):
+    for given, limit in ({"max_episode_steps": 300}, 300), ({"max_episode_steps": -1}, 1), ({}, 1):
         kind: Any = type("Lake", (load_environment("gymnasium:FrozenLake-v1"),), {"max_turns": 1})
         await kind.setup(Args({"env_args": given}))
         assert kind.max_turns == limit

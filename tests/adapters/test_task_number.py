@@ -1,5 +1,7 @@
 """The number of a task, for all adapters."""
 
+import math
+
 import pytest
 
 from agentrl.adapters import task_number
@@ -11,6 +13,7 @@ def test_the_number_is_the_rows_or_the_groups() -> None:
     assert task_number(Sample(group_index=3)) == 3
     assert task_number(Sample(group_index=3, metadata={"task": 0})) == 0
     assert task_number(Sample()) is None
+    assert task_number(Sample(metadata={"task": -1}), least=-math.inf) == -1
 
 
 @pytest.mark.parametrize("given", ["5", 2.0, -1, True, [1]])

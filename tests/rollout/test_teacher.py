@@ -9,7 +9,7 @@ from aiohttp import web
 from agentrl import Sample
 from agentrl.chat import Chat
 from agentrl.engine.pool import EnginePool
-from agentrl.errors import EngineRejected, EngineUnreachable, SampleError, SettingsError
+from agentrl.errors import ContextOverflow, EngineRejected, EngineUnreachable, SampleError, SettingsError
 from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary, seen_by_teacher
 from tests.engine.faults import FAST, FaultyServer, Reply, answer, serving, status
 from tests.rollout.scripted import END, EchoEnv, Store, build, make_context
@@ -86,14 +86,20 @@ async def test_a_sample_that_does_not_fit_with_its_privileged_message_is_not_tra
             sample.metadata["solution"] = "so " * (3000 if sample.index == 0 else 1)
             return list(await super().reset(sample))
 
-    teacher = Teacher()
+    class Small(Teacher):
+        async def log_probs(self, ids: Sequence[int], count: int, **more: Any) -> list[float]:
+            if len(ids) > 2048:
+                raise ContextOverflow("the input is longer than the context", kind="engine_context_overflow")
+            return await super().log_probs(ids, count, **more)
+
+    teacher = Small()
     loop, _ = build(chat, [f"hello{END}"], environment=Solved, teacher=teacher, opd_privileged_key="solution")
     result = await loop.run(0)
     samples = [sample for group in result.groups for sample in group]
     assert [sample.index for sample in samples if sample.remove_sample] == [0]
     assert len(teacher.asked) == len(samples) - 1
     assert result.stats.failures == {"engine/teacher_overflow": 1}
-    assert "sample index=0 has " in result.stats.last_failure
+    assert "sample index=0 is not trained" in result.stats.last_failure
 
 
 async def test_a_privileged_message_must_exist_and_fit_the_template(chat: Chat) -> None:

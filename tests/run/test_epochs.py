@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.buffer.ledger import Ledger
 from agentrl.config import RunSettings
 from agentrl.errors import DataError, SettingsError
 from agentrl.run.autoconfig import whole_epochs
 from agentrl.run.driver import open_folder
+from tests.buffer.make import finished
 
 
 @pytest.fixture
@@ -44,6 +46,10 @@ def test_epochs_with_batches_of_another_size_need_a_number_of_rollouts(data: Pat
     flags = f"--output-dir {tmp_path / 'run'} --prompt-data {data} --num-epoch 1 --rollout-batch-size".split()
     with open_folder(RunSettings.from_cli([*flags, "2"])):
         pass
+    assert whole_epochs(RunSettings.from_cli([*flags, "5"])).rollout.num_rollout == 2, "no group is finished"
+    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+        ledger.lease_new(1, 0, lambda group_id: (0, group_id))
+        ledger.complete(0, finished(0))
     assert whole_epochs(RunSettings.from_cli([*flags, "2"])).rollout.num_rollout == 5
     with pytest.raises(SettingsError, match=r"--rollout-batch-size 2 -> 5: .*; give --num-rollout, too"):
         whole_epochs(RunSettings.from_cli([*flags, "5"]))

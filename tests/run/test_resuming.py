@@ -12,6 +12,7 @@ from agentrl.observability.metrics import read_metrics
 from agentrl.run.driver import open_folder
 from agentrl.run.resuming import changed, check_prompts, evaluations_in, refuse_others, write_evaluation
 from agentrl.runfolder import EVALUATIONS, LEDGER, SETTINGS
+from tests.buffer.make import finished
 
 
 @pytest.fixture(autouse=True)
@@ -80,8 +81,14 @@ def test_rows_in_another_order_or_with_other_contents_are_refused() -> None:
     rows = [f'{{"input": "{n}"}}\n' for n in range(100)]
     Path("3.jsonl").write_text("".join(rows))
     began()
+    Path("3.jsonl").write_text("".join(rows[::-1]))
+    check_prompts(build())  # no group is finished yet
+    began()
+    with Ledger(Path("run", LEDGER)) as ledger:
+        ledger.lease_new(1, 0, lambda group_id: (0, group_id))
+        ledger.complete(0, finished(0))
     check_prompts(build())
-    for other in (rows[::-1], [*rows[1:], rows[0]], ['{"input": "x"}\n', *rows[1:]]):
+    for other in (rows, [*rows[1:], rows[0]], ['{"input": "x"}\n', *rows[-2::-1]]):
         Path("3.jsonl").write_text("".join(other))
         with pytest.raises(SettingsError, match="prompt_digest was"):
             check_prompts(build())

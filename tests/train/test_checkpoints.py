@@ -167,12 +167,20 @@ def test_a_jump_of_the_learning_rate_has_to_be_asked_for(
         (4, {"lr_decay_style": "cosine", "lr_decay_iters": 80}, "Keep --num-steps-per-rollout 4"),
         (4, {}, None),
         (1, {"lr_warmup_iters": 40}, None),
+        (4, {"lr_decay_style": "linear"}, None),
+        (4, {"lr_decay_style": "linear", "lr_decay_iters": 100}, None),
+        (4, {"lr_decay_style": "linear", "lr_decay_iters": 50}, "from 0.9 to 0.8"),
     ],
 )
 def test_another_number_of_steps_per_rollout_does_not_move_the_learning_rate(
     tmp_path: Path, steps: int, settings: dict[str, Any], jump: str | None
 ) -> None:
-    with writing(tmp_path, manifest(9) | {"steps_per_rollout": steps}, leader=True, barrier=lambda: None):
+    with writing(
+        tmp_path,
+        manifest(9) | {"steps_per_rollout": steps, "lr_decay_end": 100 * steps},
+        leader=True,
+        barrier=lambda: None,
+    ):
         pass
     with pytest.raises(CheckpointError, match=jump) if jump else contextlib.nullcontext():
         check_curve(Found(tmp_path, 9), TrainSettings(lr=1.0, **settings), 100, 10)

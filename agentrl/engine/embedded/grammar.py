@@ -158,7 +158,8 @@ def strict(schema: Any) -> Any:
     def close(part: dict[str, Any]) -> dict[str, Any]:
         nonlocal joined
         own = [[{name: part[name]}] for name in ("properties", "$ref") if name in part]
-        groups = [*own, *([one] for one in part.get("allOf", ())), part.get("anyOf", ()), part.get("oneOf", ())]
+        every, *either = (v if isinstance(v := part.get(name), list) else [] for name in ("allOf", "anyOf", "oneOf"))
+        groups = [*own, *([one] for one in every), *either]
         joined |= sum(any(isinstance(m, dict) and _NAMING & m.keys() for m in group) for group in groups) > 1
         named = isinstance(part.get("properties"), dict) and "patternProperties" not in part
         return {"additionalProperties": False, **part} if named else part

@@ -137,7 +137,7 @@ _NUMBER = re.compile(
     r"[-+]?\s?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:\s+\d+/\d+|\s*/\s*\d+(?![\d/]))?(?:\s*(?:%|percent\b|million\b|billion\b|thousand\b|hundred\b|dozen\b))?"
     r"(?!(?:st|nd|rd|th)\b)(?=[\s.,;:!)*]|$)"
 )
-_LINKS = re.compile(r"\b(?:and|or)\b")
+_LINKS = re.compile(r"\bor\b|\band\b(?!\s+[A-Z][a-z])")  # "in April and May" joins no values
 _COPULA = re.compile(r"(?<=[$)}\]\d])\s*(?:です|である|だ|となります|になります|입니다|이다)。?$")
 _CHANGES = re.compile(
     r"(?i)[^\w\\]*(?:plus|minus|times|multiplied|divided|squared|cubed|to the power|out of|over(?=\s[\d$\\(])|factorial|halves|thirds|mod(?:ulo)?|choose)\b|^(?:到|至|倍|以|多|余|的(?:平方|立方|倍))"
