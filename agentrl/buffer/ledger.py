@@ -242,8 +242,8 @@ class Ledger(LedgerFile):
             return select_ids(db, completed.format("= ?"), step)
 
     def samples(self, group_id: int, *, compact: bool = False) -> Group:
-        """Return the stored samples of a group, as `decode_group` does. Raises LedgerError: the group was not completed, or its samples were
-        pruned. Raises SampleError: they are damaged."""
+        """Return the stored samples of a group, as `decode_group` does. Raises LedgerError: the group was not completed,
+        or its samples were pruned. Raises SampleError: they are damaged."""
         return decode_group(self.encoded(group_id), f"group {group_id} in ledger {self.path}", compact=compact)
 
     def encoded(self, group_id: int) -> bytes:

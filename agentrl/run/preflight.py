@@ -393,9 +393,8 @@ class FirstRows:
 
 
 def _training_rows(settings: RunSettings, plugins: Plugins, whole: bool) -> FirstRows:
-    own = settings.data.data_source_path is not None  # it may turn texts into messages
-    rows = FirstRows(plugins, slime=settings.compat.slime_defaults and not own)
-    own_source = settings.data.data_source_path is not None
+    own_source = settings.data.data_source_path is not None  # it may turn texts into messages
+    rows = FirstRows(plugins, slime=settings.compat.slime_defaults and not own_source)
     if own_source and plugins.environments and plugins.environments.names:
         check_source(settings.data)  # the source names the environments
     elif (first := check_source(settings.data, rows.look)) is None:
