@@ -11,6 +11,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from agentrl.chat.messages import map_texts
+from agentrl.chat.words import WordEncoder
 from agentrl.sample import Message
 
 OPEN, CLOSE, ESCAPE = "\U0010fffb", "\U0010fffc", "\U0010fffd"
@@ -32,6 +33,7 @@ class Codec:
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
+        self._words = self._backend and WordEncoder.of(self._backend)
         decoder = tokenizer.added_tokens_decoder
         self.added: dict[str, int] = {str(token.content): int(number) for number, token in decoder.items()}
         self.special = frozenset(str(token.content) for token in decoder.values() if token.special)
@@ -44,6 +46,8 @@ class Codec:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of trusted text: control strings become control tokens."""
+        if self._words is not None:
+            return self._words.encode(text)
         if self._backend is not None:
             return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)  # without offsets
         return list(self.tokenizer.encode(text, add_special_tokens=False))
