@@ -17,7 +17,6 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from itertools import chain, compress
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -112,16 +111,15 @@ async def _body(request: Request) -> bytes:
 
 
 def _decode(raw: bytes) -> Any:
-    brackets = raw.count(b"[") + raw.count(b"{")
-    if len(raw) > MAX_MARKS and (marks := brackets + raw.count(b":")) > MAX_MARKS:
+    if len(raw) > MAX_MARKS and (marks := sum(map(raw.count, (b"[", b"{", b":")))) > MAX_MARKS:
         raise ValueError(f"a body may have {MAX_MARKS} of the characters [ {{ and :, got {marks}; send several bodies")
     found, depth = orjson.loads(raw), 0
-    level = [found] if brackets > MAX_DEPTH and isinstance(found, dict | list) else []
+    level = [found] if type(found) in (dict, list) else []
     while level:
         if (depth := depth + 1) > MAX_DEPTH:
             raise ValueError(f"JSON may nest {MAX_DEPTH} levels deep; send a flatter body")
-        inner = [*chain.from_iterable(each.values() if type(each) is dict else each for each in level)]
-        level = [*compress(inner, map({dict, list}.__contains__, map(type, inner)))]
+        inner = (value for each in level for value in (each.values() if type(each) is dict else each))
+        level = [value for value in inner if type(value) is dict or type(value) is list]
     return found
 
 
