@@ -8,7 +8,8 @@
    two async tools. The built-in grader `gsm8k` runs in separate processes; groups go into a real ledger.
 3. The floor is aiohttp and orjson: as many ids in as many request bodies, and the same answers, in the same run.
 4. CPU is `time.process_time` of this process, without the graders and the engine. Every row is measured after a
-   warm-up of one turn for each trajectory, which opens the connections.
+   warm-up of one turn for each trajectory, which opens the connections. Loaded objects are excluded from garbage
+   collection, as in a run.
 """
 
 import argparse
@@ -55,6 +56,7 @@ from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import RolloutSettings
+from agentrl.run.rollouts import freeze_loaded_objects
 from tests.support.chats import make_chat
 
 GROUP = 8
@@ -440,6 +442,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     chat = make_chat("qwen3")
     answers = answer_bodies(chat)
+    freeze_loaded_objects()
     server, url = start_server(answers, options.delay)
     try:
         anyio.run(report, options, url, chat, answers)

@@ -28,6 +28,7 @@ _PARTS = re.compile(
     re.DOTALL,
 )
 _KEPT, _LONGEST = 32_768, 48  # the number of words whose ids are kept, and the most characters of such a word
+_QUICK = 1 << 16  # characters that take some five milliseconds; the tokenizer lets other threads run meanwhile
 
 
 class WordEncoder:
@@ -55,7 +56,7 @@ class WordEncoder:
         for at, part in enumerate(self._control.split(text)):
             if at % 2:
                 ids.append(self._added[part])
-            elif part.isascii() or not _UNCOMMON.search(part):
+            elif len(part) <= _QUICK and (part.isascii() or not _UNCOMMON.search(part)):
                 ids += self._by_word(part)
             else:
                 ids += self._by_tokenizer(part)

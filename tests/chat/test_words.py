@@ -170,6 +170,16 @@ def test_common_characters_mean_the_same_for_every_version_of_unicode() -> None:
     assert unicodedata.is_normalized("NFC", pairs)
 
 
+def test_a_long_text_goes_to_the_tokenizer_which_lets_other_threads_run() -> None:
+    found = WordEncoder.of(qwen3())
+    assert found is not None
+    known = set(found._known)
+    text = "a longword " * 8192
+    assert found.encode(text) == ids(qwen3(), text)
+    assert set(found._known) == known
+    assert found.encode(text[:-1000]) == ids(qwen3(), text[:-1000])
+
+
 def test_words_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "_KEPT", 3)
     found = WordEncoder.of(qwen3())
