@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.errors import DataError, MediaError, SampleError
+from agentrl.errors import DataError, MediaError, SampleError, raised_as
 from agentrl.files import write_atomic
 from agentrl.groups import Group
 from agentrl.rowfiles import dump_json
@@ -38,11 +38,10 @@ def read_groups(path: Path) -> list[Group]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        try:
+        what = f"{path} line {number}: expected a sample or a list of samples"
+        with raised_as(DataError, what, ValueError, SampleError, MediaError):
             found = json.loads(line) if _LONG_NUMBER.search(line) else orjson.loads(line)
             groups.append([Sample.from_dict(data) for data in (found if isinstance(found, list) else [found])])
-        except (ValueError, SampleError, MediaError) as error:
-            raise DataError(f"{path} line {number}: expected a sample or a list of samples: {error}") from error
     return groups
 
 
@@ -59,10 +58,8 @@ def save_rollout(template: str, rollout_id: int, groups: Sequence[Sequence[Sampl
     path = dump_path(template, rollout_id)
     lines = []
     for number, group in enumerate(groups):
-        try:
+        with raised_as(DataError, f"{path}: group {number} cannot be written as JSON", TypeError):
             lines.append(dump_json([sample.to_dict() for sample in group]))
-        except TypeError as error:
-            raise DataError(f"{path}: group {number} cannot be written as JSON: {error}") from error
     data = _slime(rollout_id, groups) if path.suffix == ".pt" else b"".join(line + b"\n" for line in lines)
     try:
         write_atomic(path, data)

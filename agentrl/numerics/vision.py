@@ -48,10 +48,9 @@ class Vision:
         images, numbers], `image_grid_thw` int64 [images, 3]. Raises MediaError: the processor refuses an image."""
         import PIL.Image
 
-        try:
+        sizes = ", ".join(f"{image.width} x {image.height}" for image in images)
+        what = f"the image processor refuses one of {len(images)} images ({sizes})"
+        with raised_as(MediaError, what, OSError, ValueError):
             opened = [PIL.Image.open(io.BytesIO(image.data), formats=FORMATS) for image in images]
             found = self._processor(images=opened, return_tensors="pt")
-        except (OSError, ValueError) as error:
-            sizes = ", ".join(f"{image.width} x {image.height}" for image in images)
-            raise MediaError(f"the image processor refuses one of {len(images)} images ({sizes}): {error}") from error
         return {"pixel_values": found["pixel_values"].to(torch.float32), "image_grid_thw": found["image_grid_thw"]}

@@ -180,7 +180,8 @@ async def sample_turn(
         generation = replace(generation, text=text)
     for tally in context.tallies:
         tally.sampled(len(generation.ids))
-    try:
+    contradiction = partial(EngineFailure, kind="malformed_answer")
+    with raised_as(contradiction, "the engine's answer contradicts itself", SampleError):
         parsed = talk.append_model_turn(
             generation.ids,
             generation.log_probs,
@@ -189,8 +190,6 @@ async def sample_turn(
             kept=generation.kept,
             routed=generation.routed,
         )
-    except SampleError as error:
-        raise EngineFailure(f"the engine's answer contradicts itself: {error}", kind="malformed_answer") from error
     talk.sample.spec_info.add(generation.meta_info)
     if generation.finish_reason.type == "abort":
         talk.sample.stop("aborted")

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import anyio
@@ -16,6 +17,7 @@ from agentrl.errors import GraderFailure, SettingsError, raised_as
 
 _CONNECT_RETRIES, _CONNECT_TIMEOUT, _MAX_ANSWER = 2, 5.0, 8 << 20  # tries, seconds, bytes
 _BUSY, _WAITS = (429, 502, 503, 504), (0.5, 1.0, 2.0, 4.0)  # statuses, seconds before the next try
+_bad_metadata = partial(GraderFailure, kind="grader_bad_metadata")
 
 
 @dataclass
@@ -54,12 +56,10 @@ class JsonService:
         """Post the payload; return the reply's JSON. Raises GraderFailure: see the module. HttpStatus: not 2xx."""
         import httpx
 
-        try:
+        what = f"{self.what} takes JSON, and label or metadata are not"
+        with raised_as(_bad_metadata, what, TypeError, ValueError, RecursionError):
             # ASCII with escapes: lone surrogates in model text have no UTF-8 form.
             body = json.dumps(payload, allow_nan=False).encode("ascii")
-        except (TypeError, ValueError, RecursionError) as error:
-            said = f"{self.what} takes JSON, and label or metadata are not: {error}"
-            raise GraderFailure(said, kind="grader_bad_metadata") from error
         try:
             async with self._places:
                 with anyio.fail_after(self.timeout):
