@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import CheckpointError
-from agentrl.files import sync_folder
+from agentrl.files import sync_folder, write_atomic
 from agentrl.runfolder import CRITIC, MANIFEST
 from agentrl.train.learning_rate import learning_rate
 from agentrl.train.settings import TrainSettings
@@ -146,10 +146,8 @@ def writing(path: Path, manifest: Mapping[str, Any], *, leader: bool, barrier: C
     yield partial
     barrier()
     if leader:
-        with (partial / MANIFEST).open("w") as file:
-            json.dump({"format": FORMAT, **manifest, "files": _contents(partial)}, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
+        whole = {"format": FORMAT, **manifest, "files": _contents(partial)}
+        write_atomic(partial / MANIFEST, json.dumps(whole, indent=2))
         replace_folder(partial, path)
     barrier()
 
