@@ -7,6 +7,7 @@ import importlib
 import types
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,13 +24,9 @@ _MODULES = """pipeline_parallel.schedules optimizer.optimizer optimizer.clip_gra
 def uncompiled() -> Iterator[None]:
     """Without CUDA, disable `torch.compile` for modules that are imported in this context. Megatron marks many
     functions with it, and the first mark loads inductor, which takes seconds."""
-    compiled = torch.compile
-    if not torch.cuda.is_available():
-        vars(torch)["compile"] = lambda function=None, **_: function or (lambda given: given)
-    try:
+    unchanged: Any = torch.compile if torch.cuda.is_available() else lambda f=None, **_: f or (lambda given: given)
+    with patch.object(torch, "compile", unchanged):
         yield
-    finally:
-        vars(torch)["compile"] = compiled
 
 
 @functools.cache
@@ -138,11 +135,8 @@ def _type_names() -> Iterator[None]:
         answer = original(self, *args, **kwargs)
         return answer if args or kwargs else answer.replace("torch.", "torch.cuda.", 1)
 
-    tensor.type = named
-    try:
+    with patch.object(tensor, "type", named):
         yield
-    finally:
-        tensor.type = original
 
 
 def mend_distributed_optimizer(cls: Any) -> None:
