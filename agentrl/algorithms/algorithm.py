@@ -9,15 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from agentrl.algorithms import ops
 from agentrl.algorithms.base import Computed, SampleView, Tensor, TokenLoss, TokenView
+from agentrl.algorithms.fields import AlgorithmFields
 from agentrl.algorithms.own import WEIGHTS as REDUCER
 from agentrl.algorithms.own import is_own, own_weights
-
-if TYPE_CHECKING:
-    from agentrl.algorithms.fields import AlgorithmFields
 
 _REDUCER = "custom_pg_loss_reducer_function_path"
 WEIGHTS = frozenset({"calculate_per_token_loss", "loss_denominator", "loss_max_length", _REDUCER})

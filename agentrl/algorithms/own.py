@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl.algorithms.base import SampleView, Tensor, TokenLoss, TokenView
+from agentrl.algorithms.fields import AlgorithmFields
 from agentrl.errors import PluginError, SettingsError
 from agentrl.plugins import compat, load_object
-
-if TYPE_CHECKING:
-    from agentrl.algorithms.fields import AlgorithmFields
 
 _LOSS, WEIGHTS = "--custom-loss-function-path", "--custom-pg-loss-reducer-function-path"
 TIS = "--custom-tis-function-path"

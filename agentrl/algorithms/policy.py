@@ -3,15 +3,13 @@ defines `advantages`, and `surrogate` if its policy term differs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from agentrl.algorithms import ops
 from agentrl.algorithms.algorithm import Algorithm
 from agentrl.algorithms.base import Computed, SampleView, Tensor, TokenLoss, TokenView, need
+from agentrl.algorithms.fields import AlgorithmFields
 from agentrl.algorithms.own import own_loss
-
-if TYPE_CHECKING:
-    from agentrl.algorithms.fields import AlgorithmFields
 
 ENTROPY_CONTROL = frozenset(
     {"entropy_control", "covariance_ratio", "covariance_low", "covariance_high", "covariance_kl_coef"}

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from agentrl.algorithms import ops
 from agentrl.algorithms.algorithm import SFT, Algorithm
 from agentrl.algorithms.base import Estimate, SampleView, Tensor, need
+from agentrl.algorithms.fields import AlgorithmFields
 from agentrl.algorithms.group_relative import CISPO, GDPO, GRPO, GSPO, RLOO, PassAtK, ReinforcePlusPlusBaseline
 from agentrl.algorithms.own import check_functions, finite, load_function
 from agentrl.algorithms.policy import PPO, Estimated, OnPolicyDistillation, ReinforcePlusPlus
 from agentrl.algorithms.trust_region import DPPO, GMPO, SAPO
 from agentrl.errors import SettingsError
-
-if TYPE_CHECKING:
-    from agentrl.algorithms.fields import AlgorithmFields
 
 ESTIMATORS: Mapping[str, type[Algorithm]] = {
     algorithm.name: algorithm

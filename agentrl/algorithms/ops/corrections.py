@@ -15,18 +15,16 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from agentrl.algorithms.base import TokenView, need
+from agentrl.algorithms.fields import AlgorithmFields
 from agentrl.algorithms.ops.clipping import MAX_LOG_RATIO
 from agentrl.algorithms.own import TIS, is_own, own_importance
 from agentrl.errors import SettingsError, TrainError
-
-if TYPE_CHECKING:
-    from agentrl.algorithms.fields import AlgorithmFields
 
 
 @dataclass(slots=True)
