@@ -11,11 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import click
 
 from agentrl.cli.settings_command import PlayedCommand, given_settings
+from agentrl.config.inapplicable import inapplicable
 from agentrl.errors import SettingsError
 from agentrl.plugins import compat
+from agentrl.sample import Origin
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
@@ -59,8 +62,6 @@ def command(
     A TARGET is an environment (pkg.mod:Name or path/file.py:Name, the same as --env) or a model folder. The folder's
     chat template is checked and used in the episodes; without a folder, a small template of agentrl's own. The agent
     loop, the parser, the tools and the graders are the run's."""
-    from agentrl.config.inapplicable import inapplicable
-
     if play and (Path(play).is_dir() or ":" in play or play.endswith(".py")):  # a target that follows a bare --play
         targets, play = (play, *targets), ""
     folders = [target for target in targets if Path(target).expanduser().is_dir()]
@@ -122,8 +123,6 @@ def _live(play: str | None, model: str | None) -> "LivePlayer":
 
 def check_agent(settings: "RunSettings", live: "LivePlayer") -> int:
     """Have the agent of `--agent` or `--env` play a session. Print its tree; return 1 if it fails or ids are wrong."""
-    import anyio
-
     from agentrl.check.agent import OneAnswer, play_session
     from agentrl.check.harness import first_rows
     from agentrl.run.preflight import Plugins
@@ -147,8 +146,6 @@ def check_agent(settings: "RunSettings", live: "LivePlayer") -> int:
 
 def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "LivePlayer" = None) -> int:
     """Check an environment and print the findings. Return 1 if there is a problem."""
-    import anyio
-
     from agentrl.check.play import CheckedPlay, play
     from agentrl.run.preflight import Plugins
 
@@ -206,8 +203,6 @@ def _show(stage: "Harness", episode: "Episode | None", schemas: bool) -> None:
 
 
 def _show_episode(stage: "Harness", episode: "Episode") -> None:
-    from agentrl.sample import Origin
-
     sample = episode.samples[0]
     prompt = sample.tokens[: sample.prompt_length]
     where = "an invented prompt (name --prompt-data for your own)" if stage.made_up else "the prompt"

@@ -1,5 +1,6 @@
 """`agentrl eval`."""
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,8 +26,6 @@ def command(settings: RunSettings) -> int:
 
     Every evaluation is kept in OUTPUT_DIR/evaluation: the figures in evaluations.jsonl, the trajectories to `agentrl view`.
     """
-    from pathlib import Path
-
     from agentrl.cluster.launch import workers_of
     from agentrl.run.offline import evaluate
     from agentrl.run.resuming import evaluations_in

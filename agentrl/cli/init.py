@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from agentrl.errors import SettingsError
 from agentrl.modelfolder import INDEX
-from agentrl.tiny import Arch, shipped
+from agentrl.tiny import Arch, create, shipped
 
 _HELP = f"Architecture: {', '.join(get_args(Arch))}."
 
@@ -43,8 +43,6 @@ def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
         click.echo(f"Next: agentrl check {path}")
         return
     from transformers.utils import logging
-
-    from agentrl.tiny import create
 
     logging.disable_progress_bar()
     _remove_index(path)

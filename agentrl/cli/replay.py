@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrl.cli.settings_command import PlayedCommand, given_names, given_settings
+from agentrl.config import RunSettings
 from agentrl.errors import SettingsError
 from agentrl.runfolder import BELOW, SETTINGS
 
 if TYPE_CHECKING:
     from agentrl.check.replay import ReplayedTrajectory
-    from agentrl.config import RunSettings
     from agentrl.groups import Group
 
 _SHOWN = 10
@@ -63,7 +63,6 @@ def command(folder: str, kind: str | None, limit: int) -> int:
 
 def stored_settings(folder: Path) -> dict[str, Any]:
     """Return a run's non-default settings of rollouts and graders. Raises SettingsError: the folder has no run."""
-    from agentrl.config import RunSettings
     from agentrl.observability.report import read_settings
 
     folder = next((at for below in BELOW.values() if ((at := folder / below) / SETTINGS).is_file()), folder)

@@ -4,9 +4,9 @@ the place of a `Conversation`, so that environments and tools are the same. Its 
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
-from agentrl.chat import AppendResult, ParsedTurn
+from agentrl.chat import AppendResult, Chat, ParsedTurn
 from agentrl.chat.messages import ToolCall, ToolSchema, normalise_messages, normalise_tools, whole_text
 from agentrl.chat.session import name_results
 from agentrl.clock import note_turn
@@ -16,9 +16,6 @@ from agentrl.errors import EnvFailure
 from agentrl.media import ImageLimits, take_images
 from agentrl.rollout.context import RolloutContext
 from agentrl.sample import Message, Sample, content_text
-
-if TYPE_CHECKING:
-    from agentrl.chat import Chat
 
 
 class NoChat:

@@ -10,9 +10,10 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl.engine.images import ImageInputs
+from agentrl.engine.pool import EnginePool
 from agentrl.errors import ContextOverflow, EngineFailure, Failure, SampleError, SettingsError
 from agentrl.groups import Group
 from agentrl.rollout.context import RolloutContext
@@ -21,9 +22,6 @@ from agentrl.rollout.settings import FailureAction
 from agentrl.rollout.stats import RolloutStats, Tally
 from agentrl.sample import Sample
 from agentrl.tasks import together
-
-if TYPE_CHECKING:
-    from agentrl.engine.pool import EnginePool
 
 _PIECES = 200
 

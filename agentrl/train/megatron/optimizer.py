@@ -4,6 +4,7 @@ matrices, so the settings refuse it with tensor parallelism or the distributed o
 from typing import Any
 
 import torch
+from megatron.core import parallel_state as mpu
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
@@ -162,8 +163,6 @@ def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConf
 
 
 def _wrap(optimizer: torch.optim.Optimizer, config: OptimizerConfig, layout: ParallelLayout, *state: str) -> Any:
-    from megatron.core import parallel_state as mpu
-
     def init_state(inner: torch.optim.Optimizer, _config: Any = None) -> None:
         for parameter in (p for group in inner.param_groups for p in group["params"]):
             if not inner.state[parameter]:
