@@ -164,7 +164,9 @@ class RolloutCoordinator:
             self._admission.handed()
             kept = await self._write(self._store.kept, step + 1)
             self._admission.wait(kept.groups)
-            self._account = self._balance(kept.tokens)
+            flying = [flight.stats.tokens for flight in self._flying.values()]
+            total, unfinished = sum(flying, self._ended), sum(part.left for part in flying)
+            self._account = TokenBalance(total.generated, self._trained, kept.tokens + unfinished, total.lost)
         self._notify()
         now = time.monotonic()
         self._seconds, self._since = now - self._since, now
@@ -179,11 +181,6 @@ class RolloutCoordinator:
         if self._settings.mask_offpolicy_in_partial_rollout:
             return self._admission.version
         return None if self._settings.max_token_staleness is None else step - self._settings.max_token_staleness
-
-    def _balance(self, kept: int) -> TokenBalance:
-        flying = [flight.stats.tokens for flight in self._flying.values()]
-        total = sum(flying, self._ended)
-        return TokenBalance(total.generated, self._trained, kept + sum(part.left for part in flying), total.lost)
 
     async def _give_back(self, which: Callable[[Lease], bool]) -> None:
         """Cancel the leases that `which` selects; return when the store has their groups back."""

@@ -278,7 +278,8 @@ class RolloutWorkers(Player, EngineFollower):
                 for number in range(settings.cluster.rollout_workers):
                     tasks.start_soon(workers._keep, number)
                 try:
-                    await workers._all_ready()
+                    while len(workers._given_up | workers._workers.keys()) < settings.cluster.rollout_workers:
+                        await workers._changed.wait()
                     yield workers
                 finally:
                     pool.followers = ()
@@ -428,10 +429,6 @@ class RolloutWorkers(Player, EngineFollower):
     async def _receive(self, worker: _Worker) -> None:
         while True:
             worker.receive(await worker.process.answers())
-
-    async def _all_ready(self) -> None:
-        while len(self._given_up | self._workers.keys()) < self._settings.cluster.rollout_workers:
-            await self._changed.wait()
 
     def _notify(self) -> None:
         self._changed.set()
