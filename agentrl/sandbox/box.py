@@ -138,11 +138,9 @@ class Sandbox:
         """Ask for processes ahead of the next calls; their readiness is waited for when they are used."""
         if (zygote := self._zygote) is None or not zygote.alive:
             return
-        while len(self._waiting) < self._warm:
-            try:
+        with contextlib.suppress(SandboxFailure, BlockingIOError):  # gone or behind: the next call sees to it
+            while len(self._waiting) < self._warm:
                 self._waiting.append(zygote.spawn(self.limits, session=False))
-            except (SandboxFailure, BlockingIOError):
-                return  # gone or behind: the next call sees to it
 
     async def _alive(self) -> Zygote:
         """Return the zygote; a new one if it died (for lack of memory, say). Other calls wait for the new one."""
