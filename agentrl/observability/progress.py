@@ -77,8 +77,8 @@ class Progress:
             self._told_no_spread = True
             self._line(_NO_SPREAD)
 
-    def note(self, text: str) -> None:
-        if self._mode != "off":
+    def note(self, *texts: str) -> None:
+        for text in texts if self._mode != "off" else ():
             self._line(text)
 
     def _line(self, text: str) -> None:

@@ -43,13 +43,11 @@ def train(settings: RunSettings, start: Start) -> int:
             progress.ready("settings, model and data checked", began)
             if differs:
                 notes.append(f"the run in {folder.path} goes on with changed settings: {', '.join(differs)}")
-            for note in notes:
-                progress.note(note)
+            progress.note(*notes)
             _train(settings.replace(save=str(folder.checkpoints)), folder, progress, start)
             progress.note(f"the model is in {folder.model}; curves and trajectories: agentrl view {folder.path}")
             if (metrics := folder.path / METRICS).is_file():  # the user may have moved the file of a finished run
-                for line in verdict_lines(read_metrics(metrics)):
-                    progress.note(line)
+                progress.note(*verdict_lines(read_metrics(metrics)))
     return 0
 
 

@@ -50,8 +50,7 @@ def _without_eval_group(settings: RunSettings, notes: Sequence[str]) -> tuple[Ru
 async def _evaluate(settings: RunSettings, notes: Sequence[str], workers: OpenWorkers | None) -> Mapping[str, float]:
     settings, notes = _without_eval_group(settings, notes)
     with open_folder(settings, "eval") as folder, Progress(settings.observability, total=1) as progress:
-        for note in notes:
-            progress.note(note)
+        progress.note(*notes)
         async with (
             launched(settings, folder, progress) as urls,
             launched_groups(settings, folder) as settings,
@@ -83,8 +82,7 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str], work
         Progress(settings.observability, total=total) as progress,
     ):
         progress.resume(first)
-        for note in notes:
-            progress.note(note)
+        progress.note(*notes)
         if first >= total:
             said = f"{folder.path} holds {counted(first, 'rollout')}, and --num-rollout is {total}: nothing left to do"
             progress.note(f"{said}; to go on from there give a larger one, to begin anew another --output-dir")
