@@ -17,8 +17,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -380,11 +380,9 @@ class Ledger(LedgerFile):
             remedy = "call recover(checkpoint_step) before using it"
             raise LedgerError(f"ledger {self.path} holds an earlier run's groups; {remedy}")
 
-    @contextmanager
-    def _write(self) -> Iterator[Connection]:
+    def _write(self) -> AbstractContextManager[Connection]:
         self._check_recovered()
-        with self.transaction() as db:
-            yield db
+        return self.transaction()
 
     def _move(
         self,

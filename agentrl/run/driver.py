@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -222,8 +222,7 @@ class Driver:
         if ended is not None:
             ended.set()
 
-    @asynccontextmanager
-    async def _weights_kept(self, do: Do) -> AsyncIterator[None]:
+    def _weights_kept(self, do: Do) -> AbstractAsyncContextManager[None]:
         """During the block, send the weights again if all engines were restarted and only the trainer has the weights."""
         weights = self._parts.weights
 
@@ -239,8 +238,7 @@ class Driver:
                             await self._parts.rollouts.updated(self._version)
                         await self._sharing.before(do)
 
-        async with nullcontext() if weights is None else alongside(partial(watch, weights)):
-            yield
+        return nullcontext() if weights is None else alongside(partial(watch, weights))
 
     async def _save(self, step: int) -> None:
         if self._evaluating is not None:  # a resume from this checkpoint does not repeat the evaluation

@@ -20,13 +20,11 @@ _MODULES = """pipeline_parallel.schedules optimizer.optimizer optimizer.clip_gra
 """Modules of megatron.core with a literal CUDA device or pinned memory on the training or checkpoint path."""
 
 
-@contextlib.contextmanager
-def uncompiled() -> Iterator[None]:
+def uncompiled() -> contextlib.AbstractContextManager[Any]:
     """Without CUDA, disable `torch.compile` for modules that are imported in this context. Megatron marks many
     functions with it, and the first mark loads inductor, which takes seconds."""
     unchanged: Any = torch.compile if torch.cuda.is_available() else lambda f=None, **_: f or (lambda given: given)
-    with patch.object(torch, "compile", unchanged):
-        yield
+    return patch.object(torch, "compile", unchanged)
 
 
 @functools.cache
