@@ -30,10 +30,8 @@ def read_groups(path: Path) -> list[Group]:
     group. Raises DataError: the file cannot be read, or has another form. The error names file, line and field."""
     if path.suffix == ".pt":
         return _read_slime(path)
-    try:
+    with raised_as(DataError, f"{path}: cannot be read", OSError, shown=": {.strerror}"):
         lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     groups = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -61,10 +59,9 @@ def save_rollout(template: str, rollout_id: int, groups: Sequence[Sequence[Sampl
         with raised_as(DataError, f"{path}: group {number} cannot be written as JSON", TypeError):
             lines.append(dump_json([sample.to_dict() for sample in group]))
     data = _slime(rollout_id, groups) if path.suffix == ".pt" else b"".join(line + b"\n" for line in lines)
-    try:
+    remedy = "check the folder and its free space"
+    with raised_as(DataError, f"{path}: cannot be written", OSError, shown=": {.strerror}", remedy=remedy):
         write_atomic(path, data)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror}; check the folder and its free space") from error
     return path
 
 

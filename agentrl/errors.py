@@ -127,13 +127,14 @@ def ungrouped() -> Iterator[None]:
 
 @contextmanager
 def raised_as(
-    kind: Callable[[str], Exception], what: str, *errors: type[BaseException], remedy: str = ""
+    kind: Callable[[str], Exception], what: str, *errors: type[BaseException], shown: str = ": {}", remedy: str = ""
 ) -> Iterator[None]:
-    """Raise these errors of a block as `kind`, with the message `what: the error; remedy`."""
+    """Raise these errors of a block as `kind`, with the message `what: the error; remedy`. `shown` is the error's part of
+    the message, as a format: `": {.strerror}"` has only the system's reason."""
     try:
         yield
     except errors as error:
-        raise kind(f"{what}: {error}{remedy and f'; {remedy}'}") from error
+        raise kind(f"{what}{shown.format(error)}{remedy and f'; {remedy}'}") from error
 
 
 def disk_trouble(error: BaseException) -> str | None:

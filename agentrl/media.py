@@ -205,12 +205,10 @@ def _from_text(text: str, limits: ImageLimits) -> bytes:
     file = ((root := Path(limits.root).resolve()) / text).resolve()
     if not file.is_relative_to(root):
         raise MediaError(f"the image path {text!r:.80} leads out of --image-root {root}")
-    try:
+    with raised_as(MediaError, str(file), OSError, shown=": {.strerror}"):
         if (size := file.stat().st_size) > limits.file_bytes:
             raise MediaError(f"{file} has {size:,} bytes, at most {limits.file_bytes:,} are allowed")
         return file.read_bytes()
-    except OSError as error:
-        raise MediaError(f"{file}: {error.strerror}") from error
 
 
 def _decoded(body: str, limits: ImageLimits) -> bytes:

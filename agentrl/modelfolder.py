@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from agentrl.errors import CheckpointError
+from agentrl.errors import CheckpointError, raised_as
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 ADAPTER = "adapter_config.json"  # the file that marks a folder of PEFT: an adapter in place of weights
@@ -28,10 +28,9 @@ Stored = dict[str, tuple[str, list[int]]]  # file and shape of each tensor, by i
 
 def read_json(file: Path) -> dict[str, Any]:
     """Return the JSON object in `file`."""
-    try:
+    what, remedy = f"{file}: not valid JSON", "fetch it again"
+    with raised_as(CheckpointError, what, ValueError, RecursionError, shown=" ({})", remedy=remedy):
         found = json.loads(file.read_text(encoding="utf-8"), parse_constant=_constant)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: not valid JSON ({error}); fetch it again") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{file} holds a {type(found).__name__}, expected a JSON object")
     return found
@@ -123,12 +122,10 @@ def stored_tensors(folder: Path) -> Stored:
         raise CheckpointError(f"{said}; fetch them")
     found: Stored = {}
     for name in names:
-        try:
-            with safe_open(folder / name, framework="np") as opened:
-                found |= {key: (name, opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            said = f"{folder / name}: not a readable safetensors file ({error}); fetch it again"
-            raise CheckpointError(said) from error
+        what = f"{folder / name}: not a readable safetensors file"
+        damaged = raised_as(CheckpointError, what, OSError, SafetensorError, shown=" ({})", remedy="fetch it again")
+        with damaged, safe_open(folder / name, framework="np") as opened:
+            found |= {key: (name, opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
     if lost := sorted(weight_map.keys() - found.keys()):
         raise CheckpointError(f"{folder}: {INDEX} names {lost[0]} and {len(lost) - 1} more tensors that are in no file")
     return found

@@ -79,10 +79,8 @@ class JsonlFile:
     def __init__(self, path: Path, parse: Callable[[bytes], Any]) -> None:
         self.path, self._parse = path, parse
         self._offsets, self._rows_before_blank = array("q"), list[int]()
-        try:
+        with raised_as(DataError, f"{path}: cannot be read", OSError, shown=": {.strerror}"):
             self._file = path.open("rb")
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
         if self._file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             convert = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > NEW.jsonl"
             raise DataError(f"{path} is UTF-16 text; expected UTF-8. Convert it: {convert}")

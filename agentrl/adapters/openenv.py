@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from agentrl.adapters import first_messages, task_number
 from agentrl.envs import Environment, Step, Turn
-from agentrl.errors import EnvFailure, PluginError
+from agentrl.errors import EnvFailure, PluginError, raised_as
 from agentrl.sample import Message, Sample
 
 MAX_BYTES = 100 << 20  # largest message of a server
@@ -38,12 +38,11 @@ class OpenEnvEnvironment(Environment):
     @classmethod
     async def setup(cls, args: Any) -> None:
         """Read the schema of the actions. Raises PluginError: no OpenEnv server is at the address."""
-        try:
+        what = f"{cls.url}/schema gave no schema of an OpenEnv server"
+        with raised_as(PluginError, what, httpx.HTTPError, ValueError, LookupError, TypeError, shown=": {!r:.300}"):
             async with httpx.AsyncClient(timeout=60.0, trust_env=cls._proxied()) as client:
                 schema = (await client.get(f"{cls.url}/schema")).raise_for_status().json()["action"]
                 fields = {name: kind for name, kind in schema["properties"].items() if name != "metadata"}
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-            raise PluginError(f"{cls.url}/schema gave no schema of an OpenEnv server: {error!r:.300}") from error
         cls.action = {**schema, "properties": fields}
         cls.field = name if len(fields) == 1 and fields[name := next(iter(fields))].get("type") == "string" else None
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from agentrl.errors import SampleError
+from agentrl.errors import SampleError, raised_as
 from agentrl.media import Image
 from agentrl.rowfiles import dump_json
 from agentrl.sample import Sample
@@ -120,13 +120,12 @@ def decode_group(data: bytes, what: str = "stored group", *, compact: bool = Fal
 
 def read_texts(data: bytes, what: str = "stored group") -> list[str]:
     """Return prompt and response of each sample without decoding arrays. Raises SampleError: the bytes are damaged."""
-    try:
+    shown = ": {0.__class__.__name__}: {0}"
+    with raised_as(SampleError, f"{what} is damaged", *_DAMAGED, shown=shown):
         stream = zlib.decompressobj()
         (size,) = struct.unpack("<I", stream.decompress(_parts(data)[0], 4))
         header = orjson.loads(stream.decompress(stream.unconsumed_tail, size))
         return [f"{rest['prompt']}\n{rest['response']}" for rest in header["rest"]]
-    except _DAMAGED as error:
-        raise SampleError(f"{what} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _dump(header: dict[str, Any]) -> bytes:

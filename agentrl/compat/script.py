@@ -17,7 +17,7 @@ from functools import reduce
 from pathlib import Path
 
 from agentrl.compat.shell import Word, commands, ends_at
-from agentrl.errors import SettingsError
+from agentrl.errors import SettingsError, raised_as
 
 _TRAINERS = ("train.py", "train_async.py")
 _ASSIGNS = re.compile(r"([A-Za-z_]\w*)(?:\[(\w+)\])?(\+?)=")
@@ -91,10 +91,8 @@ class _Shell:
         self.said = ""
 
     def run(self, file: Path, asked: str) -> None:
-        try:
+        with raised_as(SettingsError, f"{asked}: cannot read {file}", OSError, UnicodeDecodeError, shown=" ({})"):
             text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"{asked}: cannot read {file} ({error})") from error
         if file in self.files:
             raise SettingsError(f"{asked}: {file} sources itself")
         self.files.append(file)

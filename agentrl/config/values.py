@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.config.fields import FieldRef
-from agentrl.errors import SettingsError
+from agentrl.errors import SettingsError, raised_as
 from agentrl.rowfiles import json_or_text as json_or_text
 
 TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
@@ -72,10 +72,9 @@ def _sequence(field: FieldRef, texts: Sequence[str]) -> list[Any] | None:
 
 
 def _json(field: FieldRef, text: str) -> Any:
-    try:
+    what, got = f"{field.flag}: not valid JSON", f"got {text!r:.200}"
+    with raised_as(SettingsError, what, ValueError, RecursionError, shown=" ({})", remedy=got):
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{field.flag}: not valid JSON ({error}); got {text!r:.200}") from error
 
 
 _CONDITION = re.compile(r"(!?)(\w+)(!?=|>|)([^|]*)")

@@ -172,11 +172,9 @@ def read_rubric(given: str | None) -> str:
     SettingsError: the file cannot be read, or does not contain {response}."""
     if given is None or "{response}" in given:
         return given or DEFAULT_RUBRIC
-    try:
+    what = f"--judge-rubric {given!r:.100}: neither a text with {{response}} in it nor a readable file"
+    with raised_as(SettingsError, what, OSError, ValueError, shown=" ({})"):
         text = Path(given).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        said = f"neither a text with {{response}} in it nor a readable file ({error})"
-        raise SettingsError(f"--judge-rubric {given!r:.100}: {said}") from error
     if "{response}" not in text:
         raise SettingsError(f"--judge-rubric {given}: the file has no {{response}}, which stands for the graded answer")
     return text

@@ -32,7 +32,7 @@ from agentrl.engine.hosted import NO_TOKENS
 from agentrl.engine.launcher import check_launch
 from agentrl.engine.pool import EnginePool
 from agentrl.envs import ALONE, AgentEnvironment, EnvClasses, Environment, Environments, command_environment
-from agentrl.errors import CheckpointError, DataError, GraderFailure, SettingsError, install
+from agentrl.errors import CheckpointError, DataError, GraderFailure, SettingsError, install, raised_as
 from agentrl.modelfolder import check_weights, is_float8, read_config
 from agentrl.observability.settings import ObservabilitySettings
 from agentrl.plugins import load_object
@@ -318,11 +318,9 @@ def has_tokenizer(flag: str, folder: Path) -> None:
 
 
 def _other_model(flag: str, folder: str | Path | None) -> None:
-    try:
+    with raised_as(CheckpointError, flag, CheckpointError, shown=" {}"):
         if folder is not None and torch_dist(folder) is None:
             check_weights(Path(folder))
-    except CheckpointError as error:
-        raise CheckpointError(f"{flag} {error}") from error
 
 
 def _checkpoint(settings: RunSettings) -> None:

@@ -13,7 +13,7 @@ from agentrl.config import RunSettings
 from agentrl.config.dry_run import render
 from agentrl.config.fields import all_fields
 from agentrl.data.source import RolloutDataSource
-from agentrl.errors import SettingsError
+from agentrl.errors import SettingsError, raised_as
 from agentrl.files import write_atomic
 from agentrl.observability.metrics import read_metrics
 from agentrl.runfolder import BELOW, EVALUATIONS, LEDGER, SETTINGS
@@ -30,11 +30,10 @@ def changed(settings: RunSettings, command: str = "train", only: Collection[str]
     Raises SettingsError: the earlier run's settings file is damaged."""
     if not (file := Path(settings.observability.output_dir).expanduser() / BELOW[command] / SETTINGS).is_file():
         return []
-    try:
+    what = f"{file}: the settings of the run cannot be read"
+    remedy = "take the file away to go on without comparing them"
+    with raised_as(SettingsError, what, OSError, ValueError, TypeError, AttributeError, shown=" ({})", remedy=remedy):
         before = {section: dict(values) for section, values in json.loads(file.read_bytes()).items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        said = f"{file}: the settings of the run cannot be read ({error})"
-        raise SettingsError(f"{said}; take the file away to go on without comparing them") from error
     now, given = json.loads(json.dumps(settings.shown())), settings.given()
     pairs = ((n, old, now[s][n]) for s, values in before.items() for n, old in values.items() if n in now.get(s, {}))
     return [

@@ -149,14 +149,12 @@ async def run_command(
         async for chunk in stream:
             into += chunk[: most + 1 - len(into)]
 
-    try:
+    with raised_as(SandboxUnavailable, f"{line[0]} cannot be started", OSError, shown=": {.strerror}"):
         with anyio.CancelScope(shield=True):  # a cancelled start would leave its pipes open
             process = await anyio.open_process(
                 unprivileged(line) if as_nobody else line, stdin=DEVNULL if stdin is None else PIPE, stdout=PIPE, stderr=PIPE,
                 cwd=folder, env=dict(environment), start_new_session=True, pass_fds=inherited,
             )  # fmt: skip
-    except OSError as error:
-        raise SandboxUnavailable(f"{line[0]} cannot be started: {error.strerror}") from error
     async with process:
         async with undone_by(partial(_kill, process, stop)):
             with ungrouped(), anyio.move_on_after(seconds) as limit:

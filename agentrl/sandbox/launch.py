@@ -16,7 +16,7 @@ from typing import IO, Any, Literal
 import anyio
 import anyio.to_thread
 
-from agentrl.errors import SandboxFailure, SandboxUnavailable
+from agentrl.errors import SandboxFailure, SandboxUnavailable, raised_as
 from agentrl.sandbox import bootstrap
 from agentrl.sandbox.command import confined, unprivileged
 from agentrl.sandbox.inside import kernel
@@ -134,13 +134,11 @@ def _start(backend: Backend, preload: tuple[str, ...]) -> Zygote:
         python = [interpreter.executable, "-I", "-S", "-B", "-X", "utf8", "-c", bootstrap.SCRIPT]
         command = [*before, *python, *map(str, inherited)]
         command = unprivileged(command) if before else command
-        try:
+        with raised_as(SandboxUnavailable, f"{command[0]} cannot be started", OSError, shown=": {.strerror}"):
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=_ENVIRONMENT, cwd="/",
                 pass_fds=inherited, start_new_session=True,
             )  # fmt: skip
-        except OSError as error:
-            raise SandboxUnavailable(f"{command[0]} cannot be started: {error.strerror}") from error
         ours.setblocking(False)
         kept.pop_all()
     return Zygote(backend, interpreter, process, ours, folder, errors)

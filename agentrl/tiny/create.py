@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from agentrl.errors import SettingsError, disk_trouble
+from agentrl.errors import SettingsError, disk_trouble, raised_as
 from agentrl.tiny.tokenizer import DEFAULT_CORPUS, train_tokenizer
 
 if TYPE_CHECKING:
@@ -68,10 +68,9 @@ def create(
     if hidden % heads or heads % kv_heads or (hidden // heads) % 2:
         expected = "expected hidden to be an even multiple of heads, and heads a multiple of kv_heads"
         raise SettingsError(f"hidden={hidden}, heads={heads}, kv_heads={kv_heads}: {expected}")
-    try:
+    what, remedy = f"{path} cannot be made", "choose another folder"
+    with raised_as(SettingsError, what, OSError, shown=": {.strerror}", remedy=remedy):
         Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be made: {error.strerror}; choose another folder") from error
     import transformers
 
     texts = DEFAULT_CORPUS if corpus is None else corpus

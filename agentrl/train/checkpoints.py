@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import CheckpointError
+from agentrl.errors import CheckpointError, raised_as
 from agentrl.files import sync_folder, write_atomic
 from agentrl.runfolder import CRITIC, MANIFEST
 from agentrl.train.learning_rate import learning_rate
@@ -122,10 +122,9 @@ def foreign(root: str | None) -> Path | None:
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return a checkpoint's manifest: `step`, `stepped` (true if it has optimizer state), `layout`, `model` (sizes), ...
     Raises CheckpointError: the folder is not a complete checkpoint, or of another format."""
-    try:
+    what = f"{path}: not a complete checkpoint"
+    with raised_as(CheckpointError, what, OSError, ValueError, RecursionError, shown=" ({})"):
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not a complete checkpoint ({error})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path}: expected a checkpoint of format {FORMAT}, got {manifest!r:.80}")
     for name, kind in _ENTRIES.items():

@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.serialization import _get_layout
 
-from agentrl.errors import CheckpointError
+from agentrl.errors import CheckpointError, raised_as
 
 _INDEX = ".metadata"
+_CAUSE = " ({!r:.200})"  # the form of an error in a message
 _DESCRIPTIONS = {
     **{("torch.distributed.checkpoint.metadata", name): getattr(metadata, name) for name in metadata.__all__},
     ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): metadata._MEM_FORMAT_ENCODING,
@@ -89,10 +90,9 @@ class _Strict(_Unpickler):
 def as_data(path: Path) -> Iterator[None]:
     """Let torch load the checkpoint at `path` without running its code: the index may have only known names, the rest
     loads with `weights_only`. One thread at a time. Raises CheckpointError: the index is damaged or has other names."""
-    try:
+    # A damaged pickle raises whatever its bytes happen to mean.
+    with raised_as(CheckpointError, f"{path / _INDEX}: not the index of a checkpoint", Exception, shown=_CAUSE):
         _Strict(io.BytesIO((path / _INDEX).read_bytes())).load()
-    except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean
-        raise CheckpointError(f"{path / _INDEX}: not the index of a checkpoint ({error!r:.200})") from error
     before = os.environ.get(_ONLY_WEIGHTS)
     os.environ[_ONLY_WEIGHTS] = "1"
     try:
@@ -108,21 +108,19 @@ class TorchDist:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        # A damaged pickle raises whatever its bytes happen to mean.
+        with raised_as(CheckpointError, f"{path / _INDEX}: not a torch_dist checkpoint's", Exception, shown=_CAUSE):
             found = _Unpickler(io.BytesIO((path / _INDEX).read_bytes())).load()
             entries, self._places = found.state_dict_metadata, dict(found.storage_data)
             kind = metadata.TensorStorageMetadata
             self._entries: dict[str, Any] = {k: e for k, e in entries.items() if isinstance(e, kind)}
             self.shapes = {key: tuple(map(int, entry.size)) for key, entry in self._entries.items()}
-        except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean
-            raise CheckpointError(f"{path / _INDEX}: not a torch_dist checkpoint's ({error!r:.200})") from error
 
     def read(self, key: str, index: tuple[int, ...] = ()) -> Tensor:
         """Read a tensor, or entry `index` of a stack, as stored. Raises CheckpointError: it is missing or damaged."""
-        try:
+        what = f"{self.path}: {key} cannot be read"
+        with raised_as(CheckpointError, what, Exception, shown=_CAUSE, remedy="fetch it again"):
             return self._read(key, index)
-        except Exception as error:
-            raise CheckpointError(f"{self.path}: {key} cannot be read ({error!r:.200}); fetch it again") from error
 
     def _read(self, key: str, index: tuple[int, ...]) -> Tensor:
         entry, n, filled = self._entries[key], len(index), 0

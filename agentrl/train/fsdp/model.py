@@ -112,10 +112,9 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
     form = {"attn_implementation": _attention(config), "dtype": torch.float32}
 
     def read(*, pre_process: bool, post_process: bool) -> Any:
-        try:
+        what = f"{folder.path}: its weights cannot be read"
+        with raised_as(CheckpointError, what, OSError, RuntimeError, ValueError, shown=" ({})"):
             model, found = cls.from_pretrained(**folder.given(), **form, config=config, output_loading_info=True)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise CheckpointError(f"{folder.path}: its weights cannot be read ({error})") from error
         if missing := sorted(found["missing_keys"]):
             raise CheckpointError(f"{folder.path}: its weights lack {missing[0]} and {len(missing) - 1} more")
         return Values(model, folder) if values else model

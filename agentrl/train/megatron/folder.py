@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from agentrl.errors import CheckpointError
+from agentrl.errors import CheckpointError, raised_as
 from agentrl.train.checkpoints import latest, read_manifest, torch_dist
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import family_of, shape_of
@@ -75,11 +75,10 @@ class MegatronFolder(HFFolder):
     def _merge(self, first: str) -> dict[str, Tensor]:
         entry, key, index = self._found[first]
         stored = self._checkpoint.read(key, index)
-        try:
+        what = f"{self._checkpoint.path}: {key} {list(stored.shape)} does not fit {self.path}/config.json"
+        remedy = "give the Hugging Face folder of the model that it was made from"
+        with raised_as(CheckpointError, what, RuntimeError, shown=" ({})", remedy=remedy):
             return dict(zip(entry.names, entry.rule.layout.merge([stored], self._shape), strict=True))
-        except RuntimeError as error:
-            said = f"{self._checkpoint.path}: {key} {list(stored.shape)} does not fit {self.path}/config.json ({error})"
-            raise CheckpointError(f"{said}; give the Hugging Face folder of the model that it was made from") from error
 
     def _find(self, entry: WeightEntry) -> tuple[str, tuple[int, ...]]:
         name = entry.called[0]

@@ -17,7 +17,7 @@ from megatron.core.utils import unwrap_model
 from torch import Tensor
 
 from agentrl.engine.weights import TensorSpec, buckets
-from agentrl.errors import CheckpointError
+from agentrl.errors import CheckpointError, raised_as
 from agentrl.numerics.weight_group import views
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import ModelFamily, ModelShape, Rule
@@ -140,11 +140,10 @@ class WeightMap:
             parameter.zero_()
             return
         tensors = [folder.tensor(name) for name in entry.names]
-        try:
+        what = f"{folder.path}: {entry.names} do not fit config.json"
+        with raised_as(CheckpointError, what, RuntimeError, shown=" ({})"):
             cut = self.cut(entry)
             local = entry.rule.layout.split(tensors, cut.rank, cut.size, self.shape)
-        except RuntimeError as error:
-            raise CheckpointError(f"{folder.path}: {entry.names} do not fit config.json ({error})") from error
         if local.shape != parameter.shape:
             raise CheckpointError(
                 f"{folder.path}: {', '.join(entry.names)}: expected a local shape {tuple(parameter.shape)} "
