@@ -82,14 +82,12 @@ def _slime(rollout_id: int, groups: Sequence[Sequence[Sample]]) -> bytes:
 def _read_slime(path: Path) -> list[Group]:
     import torch
 
-    try:
+    refused = "only plain values and tensors are read; leave other objects (images, numpy scalars) out of samples"
+    form = f'{path}: expected a dump of slime\'s, {{"samples": [...]}}'
+    damage = (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, SampleError)
+    with raised_as(DataError, form, *damage), raised_as(DataError, f"{path}: {refused}", pickle.UnpicklingError):
         found = torch.load(path, map_location="cpu", weights_only=True)
         samples = [_ours(data) for data in found["samples"]]
-    except pickle.UnpicklingError as error:
-        what = "only plain values and tensors are read; leave other objects (images, numpy scalars) out of samples"
-        raise DataError(f"{path}: {what}: {error}") from error
-    except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, SampleError) as error:
-        raise DataError(f'{path}: expected a dump of slime\'s, {{"samples": [...]}}: {error}') from error
     if None in (sample.group_index for sample in samples):
         said = f"{path}: a sample has no group_index, so its group is not known"
         raise DataError(f"{said}; set it in the rollout function")
