@@ -130,7 +130,7 @@ def raised_as(
     kind: Callable[[str], Exception], what: str, *errors: type[BaseException], shown: str = ": {}", remedy: str = ""
 ) -> Iterator[None]:
     """Raise these errors of a block as `kind`, with the message `what: the error; remedy`. `shown` is the error's part of
-    the message, as a format: `": {.strerror}"` has only the system's reason."""
+    the message, as a format: `": {.strerror}"` has only the system's reason, `""` nothing."""
     try:
         yield
     except errors as error:

@@ -60,10 +60,9 @@ def read_script(path: str | Path, environ: Mapping[str, str] | None = None) -> L
     """Return the flags with which the script would start slime's trainer. Raises SettingsError: the file does not
     exist, it has no such command or several, or the script stops before the command."""
     shell = _Shell(os.environ if environ is None else environ)
-    try:
+    what = f"--slime-script {path}: nested too deep, or with numbers too long, to be read"
+    with raised_as(SettingsError, what, RecursionError, ValueError, shown=""):
         shell.run(Path(os.path.abspath(os.path.expanduser(path))), f"--slime-script {path}")
-    except (RecursionError, ValueError) as error:
-        raise SettingsError(f"--slime-script {path}: nested too deep, or with numbers too long, to be read") from error
     if len(shell.launches) != 1:
         lines = " and ".join(launch.where for launch in shell.launches)
         none, several = f"it starts no {' or '.join(_TRAINERS)}", f"{lines} each start a training; keep one of them"

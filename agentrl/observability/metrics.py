@@ -116,10 +116,9 @@ def wandb_arguments(settings: ObservabilitySettings, folder: Path, known: str | 
 def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a `metrics.jsonl`, with non-finite values restored. A truncated last line is skipped. Raises
     DataError: the file does not exist, or a line is not a JSON object with a `step`."""
-    try:
+    what = f"{path}: no such file; a run writes it into its --output-dir"
+    with raised_as(DataError, what, FileNotFoundError, shown=""):
         lines = Path(path).read_bytes().split(b"\n")
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; a run writes it into its --output-dir") from error
     for number, line in enumerate(lines[:-1], start=1):
         with raised_as(DataError, f"{path} line {number}: not valid JSON", orjson.JSONDecodeError):
             row = orjson.loads(line)

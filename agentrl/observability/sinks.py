@@ -53,13 +53,9 @@ def open_sink(path: str, run: MetricsRun, opened: ExitStack) -> Sink:
     return write
 
 
-@contextmanager
-def package(name: str, user: str, remedy: str) -> Iterator[None]:
+def package(name: str, user: str, remedy: str) -> AbstractContextManager[None]:
     """Import a package in this block. Raises SettingsError: the package, which `user` needs, is not installed."""
-    try:
-        yield
-    except ImportError as error:
-        raise SettingsError(f"{user} needs the package {name}: {remedy}") from error
+    return raised_as(SettingsError, f"{user} needs the package {name}: {remedy}", ImportError, shown="")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import anyio
 
-from agentrl.errors import SandboxFailure, SandboxInput, SandboxUnavailable
+from agentrl.errors import SandboxFailure, SandboxInput, SandboxUnavailable, raised_as
 from agentrl.sandbox.inside import frames
 from agentrl.sandbox.limits import RunResult
 
@@ -173,9 +173,7 @@ async def check_confined(run: Callable[[str], Awaitable[RunResult]]) -> None:
     if not result.ok:
         said = result.last_line or "nothing on its standard error"
         raise SandboxUnavailable(f"a trial program ended with {result.outcome}: {said}")
-    try:
+    with raised_as(SandboxUnavailable, f"a trial program printed {result.stdout[:200]!r}", ValueError, shown=""):
         reached = json.loads(result.stdout)
-    except ValueError as error:
-        raise SandboxUnavailable(f"a trial program printed {result.stdout[:200]!r}") from error
     if reached or taken:
         raise SandboxUnavailable(f"a trial program could reach {', '.join(reached) or 'a file of the host'}")

@@ -160,10 +160,9 @@ class TrainSettings(Settings):
     @field_validator("save_hf")
     @classmethod
     def _check_pattern(cls, pattern: str | None) -> str | None:
-        try:
+        what = f"{pattern!r} may have {{rollout_id}} in braces and nothing else"
+        with raised_as(ValueError, what, LookupError, ValueError, shown=""):
             return pattern and pattern.format(rollout_id=0) and os.path.expanduser(pattern)
-        except (LookupError, ValueError) as error:
-            raise ValueError(f"{pattern!r} may have {{rollout_id}} in braces and nothing else") from error
 
     @field_validator("only_train_params_name_list", "freeze_params_name_list")
     @classmethod

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from agentrl.errors import PluginError, ToolFailure
+from agentrl.errors import PluginError, ToolFailure, raised_as
 from agentrl.tools.search.passages import Hit, split_title
 
 if TYPE_CHECKING:
@@ -74,14 +74,11 @@ class RetrievalClient:
     async def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
         """Return at most `k` hits for each query, best first. Raises RetrievalError: the server failed or timed out."""
         found: dict[str, list[Hit]] = {}
-        try:
-            with anyio.fail_after(self.timeout):
-                waiting = [batch for query in dict.fromkeys(queries) if (batch := self._ask(query, k, found))]
-                for task in {batch.task for batch in waiting if batch.task is not None}:
-                    found |= await asyncio.shield(task)
-        except TimeoutError as error:
-            late = f"the retrieval server {self.url} did not answer within {self.timeout:g} s; is it overloaded?"
-            raise RetrievalError(late) from error
+        late = f"the retrieval server {self.url} did not answer within {self.timeout:g} s; is it overloaded?"
+        with raised_as(RetrievalError, late, TimeoutError, shown=""), anyio.fail_after(self.timeout):
+            waiting = [batch for query in dict.fromkeys(queries) if (batch := self._ask(query, k, found))]
+            for task in {batch.task for batch in waiting if batch.task is not None}:
+                found |= await asyncio.shield(task)
         return [found[query] for query in queries]
 
     def _ask(self, query: str, k: int, found: dict[str, list[Hit]]) -> _Batch | None:
@@ -127,10 +124,9 @@ class RetrievalClient:
             raise RetrievalError(f"the retrieval server {self.url} cannot be reached {said}") from error
         if answer.status_code != 200:
             raise RetrievalError(f"the retrieval server {self.url} answered {answer.status_code}: {answer.text:.200}")
-        try:
+        what = f"the retrieval server {self.url} answered no JSON: {answer.text:.200}"
+        with raised_as(RetrievalError, what, ValueError, shown=""):
             return answer.json()
-        except ValueError as error:
-            raise RetrievalError(f"the retrieval server {self.url} answered no JSON: {answer.text:.200}") from error
 
 
 def _read(answer: Any, expected: int, url: str) -> list[list[Hit]]:
