@@ -107,11 +107,9 @@ def _check_method(cls: type[Environment], method: str) -> None:
     if method in ("setup", "teardown") and not inspect.ismethod(function):
         raise PluginError(f"{where} must be a class method: put @classmethod above it")
     given = [object()] * (_ASYNC_METHODS[method] + (0 if inspect.ismethod(function) else 1))
-    try:
-        inspect.signature(function).bind(*given)
-    except TypeError as error:
-        expected = ", ".join(inspect.signature(getattr(Environment, method)).parameters)
-        raise PluginError(f"{where}{inspect.signature(function)}: expected the parameters ({expected})") from error
+    expected, found = ", ".join(inspect.signature(getattr(Environment, method)).parameters), inspect.signature(function)
+    with raised_as(PluginError, f"{where}{found}: expected the parameters ({expected})", TypeError, shown=""):
+        found.bind(*given)
 
 
 def _hints(cls: type[Environment]) -> dict[str, Any]:
