@@ -30,7 +30,7 @@ from enum import Enum, StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from agentrl.errors import SampleError, raised_as
+from agentrl.errors import SampleError
 from agentrl.media import UNLIMITED, Image, ImageSpan, image_from_url
 
 if TYPE_CHECKING:
@@ -394,8 +394,7 @@ class Sample:
         values, kind = getattr(self, name), _COMPACT[name]
         if (values is None and name != "tokens") or (isinstance(values, array) and values.typecode == kind):
             return values
-        what = f"sample index={self.index!r:.40}: {name} cannot be trained with"
-        with raised_as(SampleError, what, TypeError, ValueError, OverflowError):
+        try:
             if not isinstance(values, MutableSequence):
                 raise TypeError(f"expected a list, got {values!r:.80}")
             plain = values if isinstance(values, list) else list(values)
@@ -404,6 +403,8 @@ class Sample:
             numbers = array(kind, bytes(plain) if kind == "B" else plain)  # from bytes: three times as fast
             if kind == "f" and not math.isfinite(sum(numbers)):
                 raise ValueError("a value is not finite as a float32")
+        except (TypeError, ValueError, OverflowError) as error:
+            raise SampleError(f"sample index={self.index!r:.40}: {name} cannot be trained with: {error}") from error
         return numbers
 
     def routing(self) -> NDArray[np.int16] | None:
@@ -414,11 +415,12 @@ class Sample:
         import numpy as np
 
         where = f"sample index={self.index!r:.40}: rollout_routed_experts"
-        what = f"{where} is no array of whole numbers, one row a token"
-        with raised_as(SampleError, what, TypeError, ValueError, OverflowError):
+        try:
             given = np.asarray(self.rollout_routed_experts)
             kept = given.astype(np.int16, copy=False) if given.dtype.kind in "iu" else given
             rows = kept.reshape(len(given), -1 if given.size else 0)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise SampleError(f"{where} is no array of whole numbers, one row a token: {error}") from error
         if rows.dtype != np.int16 or (rows.size and (rows.min() < 0 or given.max() != rows.max())):
             raise SampleError(f"{where} must hold numbers of experts, from 0; got {given.dtype}")
         if len(rows) > len(self.tokens):
@@ -434,8 +436,10 @@ class Sample:
         where = f"sample index={self.index!r:.40}: {_PIXELS} must be a dict with arrays of numbers"
         if not isinstance(given, Mapping):
             raise SampleError(f"{where}, got {given!r:.80}")
-        with raised_as(SampleError, where, TypeError, ValueError):
+        try:
             arrays = {str(name): np.asarray(values) for name, values in given.items()}
+        except (TypeError, ValueError) as error:
+            raise SampleError(f"{where}: {error}") from error
         if any(values.dtype.kind not in "fiub" for values in arrays.values()):
             raise SampleError(f"{where}, got {given!r:.80}")
         return arrays
@@ -490,9 +494,10 @@ class Sample:
             raise SampleError(f"unknown sample fields {unknown!s:.200}; known are {sorted(cls.__dataclass_fields__)}")
         kept = dict(data)
         for name in _READ.keys() & kept.keys():
-            what, remedy = f"{name} cannot be read", "expected it as `to_dict` writes it"
-            with raised_as(SampleError, what, AttributeError, TypeError, ValueError, remedy=remedy):
+            try:
                 kept[name] = _READ[name](kept[name])
+            except (AttributeError, TypeError, ValueError) as error:
+                raise SampleError(f"{name} cannot be read: {error}; expected it as `to_dict` writes it") from error
         return cls(**kept).validate()
 
     def compact(self) -> Self:
