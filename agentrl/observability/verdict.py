@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
+from agentrl.files import read_table
 from agentrl.observability.charts import number
 
 Outcome = Literal["learned", "stayed high", "got worse", "did not learn", "too short to say"]
@@ -107,93 +108,41 @@ class Figures:
         return 1 - max(worked.start / calls.start, worked.mean / calls.mean) if calls.steady > 0.1 else 0.0
 
 
+_SIGNS: Mapping[str, Callable[[Figures], bool]] = {
+    "failed trajectories": lambda f: max(f.lost_groups, f["rollout/failed"].steady) >= 0.2,
+    "tools fail": lambda f: f.useless_calls >= 0.5,
+    "engine and trainer differ": (
+        lambda f: f["train/mismatch_numerics_abs_diff"].mean >= 0.1 or f["train/mismatch_numerics_ess"].mean <= 0.9
+    ),
+    "stale samples": lambda f: f["staleness/mean"].mean >= 1.2 and f["train/mismatch_staleness_ess"].mean <= 0.9,
+    "learning rate too high": lambda f: f["train/ppo_kl"].peak >= 0.1 or f["train/pg_clipfrac"].peak >= 0.3,
+    "length": lambda f: f["rollout/stop/length"].steady >= 0.3,
+    "context": lambda f: f["rollout/stop/context"].steady >= 0.3,
+    "max_turns": lambda f: f["rollout/stop/max_turns"].steady >= 0.3,
+    "no reward": lambda f: f["rollout/zero_std_groups"].steady >= 0.9 and abs(f["rollout/reward"].mean) < 0.05,
+    "equal rewards": lambda f: f["rollout/zero_std_groups"].steady >= 0.9,
+    "entropy grows": lambda f: f["train/entropy"].growth >= 2 and f["train/entropy"].moved > _SURE,
+    "entropy collapse": lambda f: f["train/entropy"].growth <= 0.1,
+    "length drift": (
+        lambda f: not 0.75 <= f["rollout/model_tokens"].growth <= 1.3 and abs(f["rollout/model_tokens"].moved) > _SURE
+    ),
+    "learning rate too low": (
+        lambda f: f["train/grad_norm"].mean > 0 and all(abs(f[name].moved) <= _SURE for name in _MOVES)
+    ),
+}
+"""The conditions of the causes, by their names in causes.tsv."""
+
+
 class Cause(NamedTuple):
     """A reason why a run may not learn: its condition, the figures that show it, and settings to try."""
 
-    name: str
     holds: Callable[[Figures], bool]
+    name: str
     evidence: str
     remedy: str
 
 
-def _limit(reason: str, flag: str) -> Cause:
-    name = f"rollout/stop/{reason}"
-    ended = f"{{f[{name}].steady:.0%}} of the trajectories ended at the limit `{reason}`"
-    return Cause("truncation", lambda f: f[name].steady >= 0.3, ended, f"a higher {flag}")
-
-
-CAUSES = (
-    Cause(
-        "failed trajectories",
-        lambda f: max(f.lost_groups, f["rollout/failed"].steady) >= 0.2,
-        "{f.lost_groups:.0%} of the groups were dropped for failures, {f[rollout/failed].steady:.0%} of the other samples failed",
-        "agentrl check on environment and grader; --failure-policy says what follows a failure",
-    ),
-    Cause(
-        "tools fail",
-        lambda f: f.useless_calls >= 0.5,
-        "{f.useless_calls:.0%} of the tool calls did not work",
-        "agentrl check --play, which shows what a tool answers; or --tool-call-parser, if calls are not parsed",
-    ),
-    Cause(
-        "engine and trainer differ",
-        lambda f: f["train/mismatch_numerics_abs_diff"].mean >= 0.1 or f["train/mismatch_numerics_ess"].mean <= 0.9,
-        "their log-probs under the same weights differ by {f[train/mismatch_numerics_abs_diff].mean:.2g} a token",
-        "the same precision in engine and trainer, --rollout-top-p 1, or --use-tis",
-    ),
-    Cause(
-        "stale samples",
-        lambda f: f["staleness/mean"].mean >= 1.2 and f["train/mismatch_staleness_ess"].mean <= 0.9,
-        "{f[staleness/mean].mean:.1f} rollouts old, effective sample size {f[train/mismatch_staleness_ess].mean:.0%}",
-        "a lower --max-staleness, or --use-tis",
-    ),
-    Cause(
-        "learning rate too high",
-        lambda f: f["train/ppo_kl"].peak >= 0.1 or f["train/pg_clipfrac"].peak >= 0.3,
-        "at --lr {f[train/lr].peak:.1g} one step clipped {f[train/pg_clipfrac].peak:.0%} of the tokens, or had a KL of "
-        "{f[train/ppo_kl].peak:.2g}",
-        "a --lr ten times lower",
-    ),
-    _limit("length", "--rollout-max-response-len"),
-    _limit("context", "--rollout-max-context-len"),
-    _limit("max_turns", "--max-turns"),
-    Cause(
-        "no reward",
-        lambda f: f["rollout/zero_std_groups"].steady >= 0.9 and abs(f["rollout/reward"].mean) < 0.05,
-        "the mean reward was {f[rollout/reward].mean:.2g}, and rewards were equal within {f[rollout/zero_std_groups].steady:.0%} of the groups",
-        "agentrl grade on a right answer; then easier prompts, or agentrl sft before the run",
-    ),
-    Cause(
-        "equal rewards",
-        lambda f: f["rollout/zero_std_groups"].steady >= 0.9,
-        "within {f[rollout/zero_std_groups].steady:.0%} of the groups all rewards were equal, which teaches nothing",
-        "a higher --rollout-temperature or --n-samples-per-prompt, other prompts, or rewards for parts of the task",
-    ),
-    Cause(
-        "entropy grows",
-        lambda f: f["train/entropy"].growth >= 2 and f["train/entropy"].moved > _SURE,
-        "train/entropy {f[train/entropy]}",
-        "a lower --entropy-coef or --lr, or --use-kl-loss",
-    ),
-    Cause(
-        "entropy collapse",
-        lambda f: f["train/entropy"].growth <= 0.1,
-        "train/entropy {f[train/entropy]}",
-        "a higher --eps-clip-high or --rollout-temperature, or --use-kl-loss",
-    ),
-    Cause(
-        "length drift",
-        lambda f: not 0.75 <= f["rollout/model_tokens"].growth <= 1.3 and abs(f["rollout/model_tokens"].moved) > _SURE,
-        "the model's tokens a trajectory {f[rollout/model_tokens]}",
-        "--calculate-per-token-loss or --overlong-buffer-len, and a grader that does not pay for length",
-    ),
-    Cause(
-        "learning rate too low",
-        lambda f: f["train/grad_norm"].mean > 0 and all(abs(f[name].moved) <= _SURE for name in _MOVES),
-        "at --lr {f[train/lr].peak:.1g} nothing moved: entropy {f[train/entropy]}, the model's tokens {f[rollout/model_tokens]}",
-        "a --lr ten times higher, or more rollouts (--num-rollout)",
-    ),
-)
+CAUSES = tuple(Cause(_SIGNS[sign], *texts) for sign, *texts in read_table(__file__, "causes.tsv"))
 
 
 def judge(rows: Iterable[Mapping[str, Any]]) -> RunVerdict | None:
