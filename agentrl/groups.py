@@ -18,6 +18,14 @@ def group_id(group: Group) -> int:
     return index
 
 
+def trajectories(group: Sequence[Sample]) -> list[Group]:
+    """Return a group's samples by trajectory, in order; samples of one trajectory form one list."""
+    seen: dict[object, Group] = {}
+    for at, sample in enumerate(group):
+        seen.setdefault(("own", at) if sample.rollout_id is None else ("shared", sample.rollout_id), []).append(sample)
+    return list(seen.values())
+
+
 class Kept(NamedTuple):
     """Completed groups that wait to be trained: their number by version, and their number of trained tokens."""
 

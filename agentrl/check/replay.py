@@ -16,9 +16,8 @@ from agentrl.check.harness import Harness
 from agentrl.check.policy import Recorded
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError, SettingsError
-from agentrl.groups import Group
+from agentrl.groups import Group, trajectories
 from agentrl.rollout.group import GIVEN
-from agentrl.rollout.stats import trajectories
 from agentrl.sample import RECORDED, Origin, Sample, Status
 
 

@@ -3,6 +3,7 @@ subtracted, and the differences averaged, so that prompts of different difficult
 Intervals are 95 % percentile bootstrap over prompts (Efron and Tibshirani 1993, chapter 13), if `_MIN_PROMPTS` have it."""
 
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,19 +12,21 @@ import numpy as np
 from agentrl.buffer.reader import Filter, StoreReader, find_stores
 from agentrl.buffer.store import TrajectoryRow
 from agentrl.errors import DataError
+from agentrl.groups import trajectories
 from agentrl.observability.metrics import read_metrics
 from agentrl.observability.stats import SOLVED
 from agentrl.runfolder import EVALUATIONS
 
 _RESAMPLES, _MIN_PROMPTS = 2000, 5
-MEASURES: Mapping[str, Callable[[TrajectoryRow], float | None]] = {
-    "reward": lambda row: row.reward,
-    "solved": lambda row: None if row.reward is None else float(row.reward >= SOLVED),
-    "response tokens": lambda row: row.response,
-    "turns": lambda row: row.turns,
-    "used a tool": lambda row: float(bool(row.tools)),
-    "truncated": lambda row: float(row.status == "truncated"),
-    "failed": lambda row: float(row.status == "failed"),
+Rows = list[TrajectoryRow]  # the rows of one trajectory: an agent's session has several
+MEASURES: Mapping[str, Callable[[Rows], float | None]] = {
+    "reward": lambda rows: rows[0].reward,
+    "solved": lambda rows: None if rows[0].reward is None else float(rows[0].reward >= SOLVED),
+    "response tokens": lambda rows: sum(row.response for row in rows),
+    "turns": lambda rows: max(row.turns for row in rows),
+    "used a tool": lambda rows: float(any(row.tools for row in rows)),
+    "truncated": lambda rows: float(any(row.status == "truncated" for row in rows)),
+    "failed": lambda rows: float(any(row.status == "failed" for row in rows)),
 }
 """The compared quantities: a number per trajectory, or None."""
 
@@ -77,26 +80,34 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[
         raise DataError(f"{before.name} has sets {', '.join(first)}, {after.name} {', '.join(second)}: none in common")
     found = {}
     for name in common:
-        if not (prompts := [prompt for prompt in first[name] if prompt in second[name]]):
+        both = [(groups, second[name].get(prompt, {})) for prompt, groups in first[name].items()]
+        if not (pairs := [pair for one, two in both for pair in _paired(one, two)]):
             raise DataError(f"set {name}: {before.name} and {after.name} have no prompt in common")
-        rows = [(first[name][prompt], second[name][prompt]) for prompt in prompts]
-        found[name] = len(prompts), [one for measure in MEASURES if (one := _difference(measure, rows)) is not None]
+        found[name] = len(pairs), [one for measure in MEASURES if (one := _difference(measure, pairs)) is not None]
     return found
 
 
-def _by_prompt(evaluation: Evaluation) -> dict[str, dict[tuple[str, int], list[TrajectoryRow]]]:
-    """Return trajectories by set, then by prompt. Repetitions of a prompt are numbered in their order."""
-    found: dict[str, dict[tuple[str, int], list[TrajectoryRow]]] = {}
-    seen: dict[tuple[str, str], dict[int, int]] = {}
+def _by_prompt(evaluation: Evaluation) -> dict[str, dict[str, dict[int, list[Rows]]]]:
+    """Return trajectories by set, prompt, and place of the prompt in the set's data."""
+    found: dict[str, dict[str, dict[int, list[Rows]]]] = {}
     with StoreReader(evaluation.store) as reader:
-        for row in reader.query(Filter(equal={"kind": "eval", "step": evaluation.step}), order="key"):
-            keys = seen.setdefault((row.name, row.prompt), {})
-            number = keys.setdefault(row.key, len(keys))
-            found.setdefault(row.name, {}).setdefault((row.prompt, number), []).append(row)
+        rows = reader.query(Filter(equal={"kind": "eval", "step": evaluation.step}), order="key")
+        for key, of_key in groupby(rows, key=lambda row: row.key):
+            group, held = reader.group(key), list(of_key)
+            row_of = dict(zip(map(id, group), held, strict=True))
+            groups = found.setdefault(held[0].name, {}).setdefault(held[0].prompt, {})
+            at = len(groups) if held[0].group_index is None else held[0].group_index
+            groups.setdefault(at, []).extend([row_of[id(sample)] for sample in path] for path in trajectories(group))
     return found
 
 
-def _difference(measure: str, pairs: list[tuple[list[TrajectoryRow], list[TrajectoryRow]]]) -> Difference | None:
+def _paired(one: dict[int, list[Rows]], two: dict[int, list[Rows]]) -> list[tuple[list[Rows], list[Rows]]]:
+    """Pair a prompt's groups. Groups of a repeated prompt are paired by place: a failed group is not stored."""
+    once = len(one) == len(two) == 1
+    return [*zip(one.values(), two.values(), strict=True)] if once else [(one[at], two[at]) for at in one if at in two]
+
+
+def _difference(measure: str, pairs: list[tuple[list[Rows], list[Rows]]]) -> Difference | None:
     """Return the difference of a measure; None if no prompt has values on both sides."""
     means = [(_mean(measure, one), _mean(measure, two)) for one, two in pairs]
     both = np.array([pair for pair in means if None not in pair], np.float64)
@@ -109,6 +120,6 @@ def _difference(measure: str, pairs: list[tuple[list[TrajectoryRow], list[Trajec
     return Difference(measure, float(before), float(after), (low, high) if n >= _MIN_PROMPTS else None)
 
 
-def _mean(measure: str, rows: list[TrajectoryRow]) -> float | None:
-    values = [value for row in rows if (value := MEASURES[measure](row)) is not None]
+def _mean(measure: str, played: list[Rows]) -> float | None:
+    values = [value for rows in played if (value := MEASURES[measure](rows)) is not None]
     return sum(values) / len(values) if values else None

@@ -8,7 +8,7 @@ from statistics import variance
 from typing import Any
 
 from agentrl.errors import Failure
-from agentrl.groups import Group
+from agentrl.groups import Group, trajectories
 from agentrl.observability.stats import SOLVED, pass_at_k
 from agentrl.sample import Sample, Status
 
@@ -107,14 +107,6 @@ class Tally:
         """Report that trajectories ended and gave up their places."""
         self._ended += trajectories
         self._report(self._ended, self.stats)
-
-
-def trajectories(group: Sequence[Sample]) -> list[Group]:
-    """Return a group's samples by trajectory, in order; samples of one trajectory form one list."""
-    seen: dict[object, Group] = {}
-    for at, sample in enumerate(group):
-        seen.setdefault(("own", at) if sample.rollout_id is None else ("shared", sample.rollout_id), []).append(sample)
-    return list(seen.values())
 
 
 def heads(group: Sequence[Sample]) -> Group:

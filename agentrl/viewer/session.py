@@ -7,8 +7,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from agentrl.gateway.record import SessionRecord, TurnRecord
-from agentrl.groups import Group
-from agentrl.rollout.stats import trajectories
+from agentrl.groups import Group, trajectories
 
 _DEPTH = 6  # maximum indentation of a branch
 

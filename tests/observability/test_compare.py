@@ -12,6 +12,7 @@ from agentrl.cli.eval import command
 from agentrl.errors import DataError
 from agentrl.groups import Group
 from agentrl.observability.compare import Difference, compare, find_evaluation
+from agentrl.rollout.stats import describe, means
 from agentrl.runfolder import EVALUATIONS, TRAJECTORIES
 from tests.buffer.make import finished
 
@@ -20,6 +21,13 @@ def played(prompt: int, *rewards: float) -> Group:
     group = finished(prompt, n=len(rewards))
     for sample, reward in zip(group, rewards, strict=True):
         sample.reward = reward
+    return group
+
+
+def at_row(row: int, group: Group) -> Group:
+    """Give a group another row of the data."""
+    for sample in group:
+        sample.group_index = row
     return group
 
 
@@ -63,10 +71,39 @@ def test_prompts_count_once_however_often_they_were_played(tmp_path: Path) -> No
 
 
 def test_a_prompt_that_is_there_twice_is_two(tmp_path: Path) -> None:
-    twice = [played(0, 0.0), played(0, 1.0)]
+    twice = [at_row(row, played(0, float(row))) for row in range(2)]
     before, after = write(tmp_path / "a", twice), write(tmp_path / "b", twice)
     assert compare(find_evaluation(str(before)), find_evaluation(str(after)))["dev"][0] == 2
     assert measured(before, after)["reward"].difference == 0.0
+
+
+def test_a_repetition_that_failed_does_not_shift_the_others(tmp_path: Path) -> None:
+    rows = [at_row(row, played(0, float(row % 2))) for row in range(20)]
+    before, after = write(tmp_path / "a", rows), write(tmp_path / "b", rows[1:])
+    assert compare(find_evaluation(str(before)), find_evaluation(str(after)))["dev"][0] == 19
+    assert measured(before, after)["reward"].interval == (0.0, 0.0)
+
+
+def test_a_prompt_is_found_at_another_place_of_other_data(tmp_path: Path) -> None:
+    before = write(tmp_path / "a", [played(i, 0.0) for i in range(5)])
+    after = write(tmp_path / "b", [at_row(i + 100, played(i, 1.0)) for i in range(5)])
+    assert measured(before, after)["reward"].interval == (1.0, 1.0)
+
+
+def test_a_session_of_several_samples_counts_once(tmp_path: Path) -> None:
+    """The figures are those of the evaluation: rewards once, lengths as a sum."""
+    before = write(tmp_path / "a", [played(i, 1.0, 0.0) for i in range(5)])
+    groups = [played(i, 1.0, 0.0, 0.0, 0.0) for i in range(5)]
+    for group in groups:
+        for sample in group[1:]:
+            sample.rollout_id = 1
+    found = measured(before, write(tmp_path / "b", groups))
+    assert (found["reward"].before, found["reward"].after) == (0.5, 0.5)
+    of_one = groups[0][0].response_length
+    assert found["response tokens"].difference == of_one, "sessions of one and of three samples"
+    metrics = means([row for group in groups for row in describe(group, None)])
+    assert found["reward"].after == metrics["reward"]
+    assert found["response tokens"].after == metrics["response_length"]
 
 
 def test_few_prompts_have_no_interval(tmp_path: Path) -> None:
