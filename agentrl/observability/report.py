@@ -115,7 +115,8 @@ def _evaluations(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str
     """Return evaluation figures by kind, each with its sets. A kind with the values of an earlier kind is left out."""
     found: list[tuple[str, list[tuple[str, Series]]]] = []
     for what, label in _HEADLINE_OF_EVAL:
-        members = [(n.split("/")[1], s) for n, s in series.items() if n.startswith("eval/") and n.endswith(f"/{what}")]
+        names = [name for name in series if name.startswith("eval/") and name.endswith(f"/{what}")]
+        members = [(name.removeprefix("eval/").removesuffix(f"/{what}"), series[name]) for name in names]
         known = [[one.points for _, one in others] for _, others in found]
         if members and [one.points for _, one in members] not in known:
             found.append((label, members))

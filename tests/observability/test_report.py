@@ -220,6 +220,13 @@ def test_headlines_are_first_and_last_of_the_evaluation() -> None:
     rows = [{"step": -1, "eval/dev/reward": 0.25}, {"step": 3, "eval/dev/reward": 0.5}]
     found = headlines(collect_series(rows))
     assert [(h.label, h.before, h.after) for h in found] == [("dev: mean reward", "0.25", "0.5")]
+    parts = ["math/easy/reward", "math/hard/reward", "math/hard/env/shop/reward"]
+    rows = [{"step": step, **{f"eval/{part}": 0.5 for part in parts}} for step in range(2)]
+    assert [h.label for h in headlines(collect_series(rows))] == [
+        "math/easy: mean reward",
+        "math/hard: mean reward",
+        "math/hard/env/shop: mean reward",
+    ]
     only = headlines(collect_series([{"step": 0, "rollout/reward": 0.1}, {"step": 1, "rollout/reward": 0.9}]))
     assert [(h.before, h.after) for h in only] == [("0.1", "0.9")]
     assert headlines(collect_series([{"step": 0, "rollout/reward": 0.1}])) == [], "nothing before it"
