@@ -18,7 +18,7 @@ from agentrl.errors import DataError, raised_as
 from agentrl.observability.charts import Series, collect_series, layout, number
 from agentrl.observability.metrics import read_metrics
 from agentrl.observability.selection import first_and_last, own_trajectories
-from agentrl.observability.trajectories import Trajectory, describe_sample, run_texts
+from agentrl.observability.trajectories import Trajectory, run_texts
 from agentrl.observability.verdict import verdict_lines
 from agentrl.runfolder import BELOW, EVALUATIONS, METRICS, SETTINGS
 
@@ -60,8 +60,8 @@ def write_report(run: str | Path, *, title: str | None = None) -> Path:
         raise DataError(f"{said} or its folder rollouts or evaluation")
     texts = run_texts(run, settings := read_settings(home))
     pairs = [
-        Pair(at, first_words("" if a.label is None else str(a.label)), *(describe_sample(s, texts) for s in (a, b)))
-        for at, (a, b) in enumerate(first_and_last(run)[:_PAIRS], start=1)
+        Pair(at, first_words(before.grading.get("label", "")), before, after)
+        for at, (before, after) in enumerate(first_and_last(run, texts, _PAIRS), start=1)
     ]
     groups = chart_groups(series)
     shown = {one.name for _, members in groups for _, one in members}

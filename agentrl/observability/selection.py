@@ -9,10 +9,9 @@ from agentrl.buffer.reader import Filter, StoreReader, StoreSection, find_stores
 from agentrl.buffer.store import TrajectoryRow
 from agentrl.groups import Group
 from agentrl.observability.trajectories import Token, TokenSpan, TokenTexts, Trajectory, describe_sample
-from agentrl.sample import Sample
 
 _WHAT = {"train": "training, rollout {}", "rollout": "agentrl rollout, rollout {}", "eval": "evaluation {} of {}"}
-_EACH, _PROMPTS = 2, 200  # maximum of trajectories of one kind, and of prompts read from an evaluation
+_EACH = 2  # maximum of trajectories of one kind
 _LONGEST = 1500  # maximum of tokens of a part: a longer part's middle is left out, to keep the page small
 
 
@@ -31,20 +30,22 @@ class StepSelection(NamedTuple):
     picked: tuple[ShownTrajectory, ...]
 
 
-def first_and_last(run: Path) -> list[tuple[Sample, Sample]]:
-    """Return for each prompt its first sample in the first and in the last evaluation of the first set with two."""
+def first_and_last(run: Path, texts: TokenTexts, most: int) -> list[tuple[Trajectory, Trajectory]]:
+    """Return first samples of at most `most` prompts, in the first and in the last evaluation of the first set with two."""
     for store in find_stores(run).values():
         with StoreReader(store) as reader:
             for part in reader.kinds():
                 if part.kind == "eval" and part.first < part.last:
                     before, after = (_heads(reader, part, step) for step in (part.first, part.last))
-                    return [(head, after[group]) for group, head in before.items() if group in after]
+                    common = [(head, after[prompt]) for prompt, head in before.items() if prompt in after][:most]
+                    shown = [[read_trajectory(reader, row, texts)[1] for row in pair] for pair in common]
+                    return [(one, two) for one, two in shown]
     return []
 
 
-def _heads(reader: StoreReader, part: StoreSection, step: int) -> dict[int | None, Sample]:
+def _heads(reader: StoreReader, part: StoreSection, step: int) -> dict[tuple[str, int | None], TrajectoryRow]:
     where = Filter(equal={"kind": "eval", "name": part.name, "step": step, "place": 0})
-    return {row.group_index: reader.group(row.key)[0] for row in reader.query(where, "group_index", _PROMPTS)}
+    return {(row.prompt, row.group_index): row for row in reader.query(where, "group_index")}
 
 
 def own_trajectories(run: Path, texts: TokenTexts) -> list[StepSelection]:

@@ -137,6 +137,22 @@ def test_evaluations_are_paired_by_prompt_and_shown_in_order(run: Path) -> None:
     assert 'reward <span class="good">1</span>' in text
 
 
+def test_pairs_have_the_reward_that_counts_and_one_prompt(run: Path) -> None:
+    with stored(run) as store:
+        for step in range(2):
+            made = [sample(group, 0.0) for group in range(2)]
+            for one in made:
+                one.reward = {"format": 1.0, "right": 0.25 + step / 2}
+            made[1].prompt = f"another file's prompt {step}"
+            store.add("eval", "dev", step, [[one] for one in made], reward_key="right")
+    text = write_report(run).read_text()
+    assert "Prompt 1 " in text
+    assert "Prompt 2 " not in text, "the rows have one number and different prompts"
+    before, after = text.split('<article class="side">')[1:3]
+    assert 'reward <span class="good">0.25</span>' in before
+    assert 'reward <span class="good">0.75</span>' in after
+
+
 def test_ones_own_are_shown_the_best_the_worst_and_what_failed(run: Path) -> None:
     with stored(run) as store:
         failed = sample(7, 0.0)
