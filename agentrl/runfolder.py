@@ -18,6 +18,7 @@ from agentrl.errors import SettingsError
 from agentrl.files import write_atomic
 
 METRICS, SETTINGS = "metrics.jsonl", "settings.json"
+STARTED_FROM = "hf_checkpoint.txt"  # the absolute path of --hf-checkpoint
 MANIFEST = "manifest.json"  # the file that makes a checkpoint's folder complete
 LEDGER = "ledger.sqlite"  # the outcome of each group
 TRAJECTORIES, DEMONSTRATIONS = "trajectories.sqlite", "demonstrations.jsonl"  # samples for the viewer, and for SFT
@@ -69,6 +70,10 @@ class RunFolder:
     def write_processes(self, processes: Mapping[str, Sequence[int]]) -> None:
         """Write the ids of the run's processes, by role, to `processes.json`."""
         self._write("processes.json", json.dumps(processes))
+
+    def started_from(self, model: str) -> None:
+        """Record the model's absolute path: the run may be viewed with another working directory."""
+        self._write(STARTED_FROM, str(_absolute(model)))
 
     def wrote_model_of(self, checkpoint: Path) -> None:
         """Record, in `exported.json`, that `model` is the export of this checkpoint."""

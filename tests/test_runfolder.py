@@ -38,6 +38,13 @@ def test_rollout_and_evaluation_leave_a_run_alone(tmp_path: Path) -> None:
         assert {rollout.path, evaluation.path} == {tmp_path / "rollouts", tmp_path / "evaluation"}
 
 
+def test_the_path_of_the_model_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with opened(tmp_path / "run") as folder:
+        folder.started_from("./model")
+        assert (folder.path / "hf_checkpoint.txt").read_text() == f"{tmp_path / 'model'}\n"
+
+
 def test_the_model_is_of_one_checkpoint(tmp_path: Path) -> None:
     old, new = tmp_path / "checkpoints" / "rollout_000001", tmp_path / "checkpoints" / "rollout_000002"
     for checkpoint in (old, new):

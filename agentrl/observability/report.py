@@ -58,7 +58,7 @@ def write_report(run: str | Path, *, title: str | None = None) -> Path:
     if not (series := collect_series(rows)):
         said = f"{run}: holds no metrics yet; expected the --output-dir of a run that has finished a step,"
         raise DataError(f"{said} or its folder rollouts or evaluation")
-    texts = run_texts(run, settings := read_settings(home))
+    texts = run_texts(home, settings := read_settings(home))
     pairs = [
         Pair(at, first_words(before.grading.get("label", "")), before, after)
         for at, (before, after) in enumerate(first_and_last(run, texts, _PAIRS), start=1)

@@ -15,6 +15,7 @@ from unicodedata import category
 
 from agentrl.buffer.store import called_tools, first_words
 from agentrl.errors import DataError
+from agentrl.runfolder import STARTED_FROM
 from agentrl.sample import Origin, Sample, Segment
 
 TokenTexts = Callable[[Sequence[int]], Sequence[str]]
@@ -222,8 +223,9 @@ def _scores(sample: Sample, grade: Mapping[str, Any]) -> dict[str, float]:
 def run_texts(folder: Path, settings: Mapping[str, Any]) -> TokenTexts:
     """Return token texts by the tokenizer of the model that a run wrote or began with; `id_texts` if there is none.
     `folder`: the folder of the run's metrics or trajectories. `settings`: the run's settings by section."""
-    checkpoint = settings.get("train", {}).get("hf_checkpoint")
-    folders = [folder / "model", folder.parent / "model", *([Path(checkpoint).expanduser()] if checkpoint else [])]
+    noted, said = folder / STARTED_FROM, settings.get("train", {}).get("hf_checkpoint") or ""
+    start = Path(noted.read_text().strip() if noted.is_file() else said)  # a relative path may be another model here
+    folders = [folder / "model", folder.parent / "model", *([start] if start.is_absolute() else [])]
     if (file := next((f / "tokenizer.json" for f in folders if (f / "tokenizer.json").is_file()), None)) is None:
         return id_texts
     from tokenizers import Tokenizer

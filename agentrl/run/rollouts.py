@@ -170,6 +170,8 @@ class RolloutResources:
         async with AsyncExitStack() as stack:
             keep, key = settings.buffer.keep_trajectories, settings.rollout.reward_key
             store = stack.enter_context(TrajectoryStore(folder.trajectories, keep, key))
+            if settings.train.hf_checkpoint:
+                folder.started_from(settings.train.hf_checkpoint)
             pool = await stack.enter_async_context(loaded.engines(urls, transport))
             opening: AbstractAsyncContextManager[Player] = loaded.worker(pool)
             if workers is not None and isinstance(pool, EnginePool):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from tokenizers.models import BPE
 from agentrl.errors import DataError
 from agentrl.media import Image, ImageSpan
 from agentrl.observability.report import templates
-from agentrl.observability.trajectories import LONG, describe_sample, split_texts
+from agentrl.observability.trajectories import LONG, describe_sample, id_texts, run_texts, split_texts
 from agentrl.sample import Origin, Sample
+from tests.support.viewed import write_tokenizer
 from tests.support.vision import picture
 
 TEXTS = ["<system>", "be good", "<user>", "What", " is it?", "<call>", "</call>", "\n", "42"]
@@ -146,3 +148,17 @@ def test_an_image_stands_in_place_of_its_placeholders() -> None:
     assert tokens[2].note == "prompt · image of 30 x 20 pixels, 2 tokens"
     answer = next(part for part in shown.parts if part.kind == "env")
     assert not answer.folded
+
+
+def test_a_model_is_where_it_was_when_the_run_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, elsewhere = tmp_path / "here" / "run", tmp_path / "elsewhere"
+    run.mkdir(parents=True)
+    write_tokenizer(elsewhere / "start")
+    monkeypatch.chdir(elsewhere)
+    relative = {"train": {"hf_checkpoint": "./start"}}
+    assert run_texts(run, relative) is id_texts, "another model with the same relative path"
+    absolute = {"train": {"hf_checkpoint": str(elsewhere / "start")}}
+    assert run_texts(run, absolute)([1]) == ["What"]
+    (run / "hf_checkpoint.txt").write_text(f"{elsewhere / 'start'}\n")
+    monkeypatch.chdir(tmp_path)
+    assert run_texts(run, relative)([1]) == ["What"]

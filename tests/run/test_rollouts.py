@@ -27,7 +27,7 @@ from agentrl.rollout.worker import RolloutWorker
 from agentrl.run.driver import open_folder
 from agentrl.run.resuming import evaluations_in
 from agentrl.run.rollouts import LedgerRollouts, RolloutResources, _check_of
-from agentrl.runfolder import EVALUATIONS, RunFolder
+from agentrl.runfolder import EVALUATIONS, STARTED_FROM, RunFolder
 from agentrl.sample import Sample
 from tests.buffer.make import finished
 from tests.support.audit import audit_ledger
@@ -162,6 +162,7 @@ async def test_evaluations_are_kept_with_their_figures(kit: RunKit) -> None:
         assert {f"eval/dev/{name}": value for name, value in rows[1]["metrics"].items()} == figures
         with StoreReader(folder.trajectories) as reader:
             assert [(part.name, part.trajectories, part.last) for part in reader.kinds()] == [("dev", 20, 1)]
+        assert (folder.path / STARTED_FROM).read_text() == f"{Path(str(s.train.hf_checkpoint)).resolve()}\n"
 
 
 async def test_a_batch_that_an_earlier_life_filled_is_not_generated_again(kit: RunKit) -> None:
