@@ -1,8 +1,10 @@
 """Runs side by side: their metrics in a table, and their curves in common charts."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+from agentrl.errors import DataError
 from agentrl.observability.charts import Series, collect_series
 from agentrl.observability.report import chart_groups, headlines
 from agentrl.viewer.library import Library
@@ -25,7 +27,10 @@ class Curve(NamedTuple):
 def overview(library: Library) -> str:
     rows = []
     for run in library.runs:
-        series = collect_series(run.metrics())
+        try:
+            series, trouble = collect_series(run.metrics()), ""
+        except DataError as error:
+            series, trouble = {}, str(error)
         figures = [f"{h.label} {h.before} → {h.after}" for h in headlines(series) if h.label != "training reward"]
         last = {name: one.last for name, one in series.items()}
         stores = [one for one in library.sources if run.folder in one.path.parents]
@@ -34,9 +39,9 @@ def overview(library: Library) -> str:
                 "name": run.name,
                 "steps": int(max((one.points[-1][0] for one in series.values()), default=0)),
                 "reward": last.get("rollout/reward"),
-                "evaluation": ", ".join(figures),
+                "evaluation": trouble or ", ".join(figures),
                 "speed": last.get("perf/rollout_tokens_per_second"),
-                "sources": [(one.number, one.name, one.reader.count()) for one in stores],
+                "sources": [(one.number, one.name, one.reader.count() if one.opens else None) for one in stores],
             }
         )
     return macro("page.html", "runs")(rows)
@@ -46,11 +51,12 @@ def charts(library: Library, everything: bool) -> dict[str, dict[str, Any]]:
     """Return the charts' options by title: the main charts of all runs, or, with `everything`, one chart per metric."""
     lines: dict[str, list[Curve]] = {}
     for at, run in enumerate(library.runs):
-        series = collect_series(run.metrics())
-        single = [(name, [(name, one)]) for name, one in sorted(series.items())]
-        for title, members in single if everything else chart_groups(series):
-            for place, (label, one) in enumerate(members):
-                lines.setdefault(title, []).append(Curve(label, at, place, one))
+        with suppress(DataError):  # `overview` shows the error
+            series = collect_series(run.metrics())
+            single = [(name, [(name, one)]) for name, one in sorted(series.items())]
+            for title, members in single if everything else chart_groups(series):
+                for place, (label, one) in enumerate(members):
+                    lines.setdefault(title, []).append(Curve(label, at, place, one))
     return {title: _options(members, [run.name for run in library.runs]) for title, members in lines.items()}
 
 

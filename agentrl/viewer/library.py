@@ -56,6 +56,13 @@ class Source:
             self._opened = {identity: StoreReader(self.path)}
         return self._opened[identity]
 
+    @property
+    def opens(self) -> bool:
+        """True if the store exists and can be read."""
+        with suppress(DataError):
+            return bool(self.reader)
+        return False
+
     @cached_property
     def index(self) -> TextIndex:
         """Text index of this store; the first search starts to build it."""
@@ -99,12 +106,12 @@ class Library:
                         self.sources.append(Source(self._number(path), f"{run.name}/{below}".rstrip("/"), path))
 
     def source(self, number: int) -> Source:
-        """Return a source by its number, the first one for 0. Raises DataError: there is none."""
+        """Return a source by its number; for 0, the first one that opens. Raises DataError: there is none."""
         found = [source for source in self.sources if number in (0, source.number)]
         if not found:
             commands = "`agentrl train`, `rollout` and `eval`"
             raise DataError(f"no trajectories here yet: {commands} store them unless --keep-trajectories is 0")
-        return found[0]
+        return next((source for source in found if number or source.opens), found[0])
 
     def _number(self, path: Path) -> int:
         """Return a number that depends on the path below the given folder only."""
@@ -114,9 +121,9 @@ class Library:
         return next(n for n in count(number) if n not in known)
 
     def chosen(self, number: int | None) -> Sequence[Source]:
-        """Return the source with this number; for None, all sources that have files. Raises DataError: none exists."""
-        existing = [] if number is not None else [source for source in self.sources if source.path.is_file()]
-        return existing or [self.source(number or 0)]
+        """Return the source with this number; for None, all sources that open. Raises DataError: none exists."""
+        opening = [] if number is not None else [source for source in self.sources if source.opens]
+        return opening or [self.source(number or 0)]
 
 
 def _runs_in(folder: Path, depth: int = 2) -> list[Path]:

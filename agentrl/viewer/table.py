@@ -22,7 +22,7 @@ Located = tuple[Source, TrajectoryRow]  # a row, and the source that has it
 def form(library: Library, query: Query) -> str:
     sources = tuple(library.chosen(query.source))
     choices = _choices(sources, tuple(source.stamp for source in sources))
-    return macro("table.html", "form")(query, library.sources, choices, RANGES.items())
+    return macro("table.html", "form")(query, library.sources, sources, choices, RANGES.items())
 
 
 @lru_cache(maxsize=8)
@@ -53,12 +53,14 @@ def rows(library: Library, query: Query) -> str:
 
 
 def search(library: Library, query: Query) -> tuple[list[tuple[Source, Filter]], str]:
-    """Return each chosen source with its filter, which includes the ids of a search, and a note about the search."""
+    """Return each chosen source with its filter, which has the ids of a search, and a note on the search or the sources."""
     sources = library.chosen(query.source)
+    left_out = [source.name for source in library.sources if query.source is None and source not in sources]
+    note = f"cannot be opened: {', '.join(left_out)}" if left_out else ""
     if not query.search:
-        return [(source, query.filter(None)) for source in sources], ""
+        return [(source, query.filter(None)) for source in sources], note
     where = [(source, query.filter(source.index.find(query.search))) for source in sources]
-    return where, next(filter(None, (source.index.note() for source in sources)), "")
+    return where, next(filter(None, (source.index.note() for source in sources)), note)
 
 
 def _read(where: Sequence[tuple[Source, Filter]], order: str, limit: int, offset: int) -> list[Located]:

@@ -4,6 +4,8 @@ import html
 import math
 import re
 import shutil
+import sqlite3
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -180,6 +182,41 @@ def test_neighbours_follow_the_table(tmp_path: Path) -> None:
         before, after = table.neighbours(library, query, at)
         assert before == ((source, rows[at - 1]) if at else None)
         assert after == ((source, rows[at + 1]) if at + 1 < len(rows) else None)
+
+
+def damage_metrics(run: Path) -> None:
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b"\0\0\0\n")
+
+
+def make_older(run: Path) -> None:
+    with closing(sqlite3.connect(run / "trajectories.sqlite")) as db:
+        db.execute("PRAGMA user_version=3")
+
+
+@pytest.mark.parametrize("harm", [damage_metrics, make_older, shutil.rmtree])
+def test_a_bad_run_does_not_hide_the_others(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    write_run(tmp_path / "a", steps=2)
+    write_run(tmp_path / "b", steps=3)
+    library = Library([tmp_path])
+    a, b = library.sources
+    harm(tmp_path / "a")
+    library = library if harm is shutil.rmtree else Library([tmp_path])
+    library.refresh()
+    first = a if harm is damage_metrics else b
+    assert library.source(0).name == first.name
+    assert f'<option value="{first.number}" selected>' in table.form(library, Query({}))
+    every = table.rows(library, Query({"source": "all"}))
+    assert ("cannot be opened: a" in every) == (first is b)
+    assert f"{a.name}</td>" in every or first is b
+    runs = curves.overview(library)
+    assert "b (38)" in runs
+    assert ("metrics.jsonl line 3: not valid JSON" in runs) == (harm is damage_metrics)
+    assert ("a (cannot be opened)" in runs) == (harm is make_older)
+    assert len(curves.charts(library, everything=False)["Loss"]["series"]) == 1 + (harm is make_older)
+    if harm is make_older:
+        with pytest.raises(DataError, match="expected a trajectory store of layout 4, got 3"):
+            table.form(library, Query({"source": str(a.number)}))
 
 
 def test_an_address_means_the_same_run_in_each_viewer(tmp_path: Path) -> None:
