@@ -131,8 +131,8 @@ async def _trajectory(library: Library, args: PageArguments) -> None:
 
 
 async def _side(library: Library, args: PageArguments) -> None:
-    places = trajectory.read_places(args.query_parameters.get("rows", ""))
-    _html(await _aside(trajectory.beside, library, places))
+    query = Query(dict(args.query_parameters))
+    _html(await _aside(trajectory.beside, library, trajectory.read_places(query.given.get("rows", "")), query))
 
 
 async def _curves(library: Library, args: PageArguments) -> None:

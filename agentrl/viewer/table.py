@@ -75,10 +75,13 @@ def _read(where: Sequence[tuple[Source, Filter]], order: str, limit: int, offset
     return found[offset - first :][:limit]
 
 
-def neighbours(library: Library, query: Query, at: int) -> tuple[Located | None, Located | None]:
-    """Return the rows before and after position `at` of the whole table."""
+def neighbours(library: Library, query: Query, here: tuple[int, int]) -> tuple[int, Located | None, Located | None]:
+    """Return the position of the row `here` (source's number, id) in the whole table, and the rows before and after it."""
     where, _ = search(library, query)
-    first = max(0, at - 1)
-    found = _read(where, query.order, at - first + 2, first)
-    before = found[0] if at > 0 and found else None
-    return before, found[at - first + 1] if len(found) > at - first + 1 else None
+    for reach in (PAGE, 40 * PAGE, 10**9):  # rows that a run adds move it away from the query's position
+        found = _read(where, query.order, 2 * reach, first := max(0, (query.at or 0) - reach))
+        places = [(source.number, row.id) for source, row in found]
+        if here in places[bool(first) : 2 * reach - 1]:  # both neighbours were read, if they exist
+            at = places.index(here)
+            return first + at, found[at - 1] if at else None, found[at + 1] if at + 1 < len(found) else None
+    return 0, None, None

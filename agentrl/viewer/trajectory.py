@@ -34,39 +34,40 @@ class TrajectoryPage(NamedTuple):
     session: ShownSession | str
 
 
-def load(library: Library, here: Place) -> TrajectoryPage:
+def load(library: Library, here: Place, query: Query) -> TrajectoryPage:
     """Read one trajectory. Raises DataError: the trajectory does not exist (any more). SampleError: it is damaged."""
     source = library.source(here[0])
     if not (found := source.reader.query(Filter({"id": here[1]}))):
         raise DataError(f"{source.name} has trajectory {here[1]} no more: the oldest go first (--keep-trajectories)")
     group, trajectory = read_trajectory(source.reader, row := found[0], source.texts)
     about = _about(group[row.place], source.texts is id_texts and not group[row.place].hosted)
-    return TrajectoryPage(_href(here), source.name, row, trajectory, about, session_of(group, row.place))
+    return TrajectoryPage(_href(query, here), source.name, row, trajectory, about, session_of(group, row.place))
 
 
 def one(library: Library, here: Place, query: Query) -> str:
     """Return the HTML page of one trajectory; `query` is the query of the table from which it was opened."""
-    shown = load(library, here)
+    shown = load(library, here, query)
     source, row = library.source(here[0]), shown.row
-    before, after = (None, None) if query.at is None else neighbours(library, query, query.at)
-    siblings = [(r, _href((here[0], r.id))) for r in source.reader.query(Filter(keys=[row.key]), "place")]
+    at, before, after = (0, None, None) if query.at is None else neighbours(library, query, (source.number, row.id))
+    siblings = [(r, _href(query, (here[0], r.id))) for r in source.reader.query(Filter(keys=[row.key]), "place")]
+    columns = sorted((r.id for r, _ in siblings), key=lambda number: number != row.id)  # the open one first
     return macro("page.html", "one")(
         shown,
         query.url("/", at=None),
-        before and query.url(_href((before[0].number, before[1].id)), at=(query.at or 0) - 1),
-        after and query.url(_href((after[0].number, after[1].id)), at=(query.at or 0) + 1),
+        before and _href(query, (before[0].number, before[1].id), at=at - 1),
+        after and _href(query, (after[0].number, after[1].id), at=at + 1),
         siblings,
-        "/side?rows=" + ",".join(f"{here[0]}.{r.id}" for r, _ in siblings[:BESIDE]),
+        query.url("/side", rows=",".join(f"{here[0]}.{number}" for number in columns)),
         {r.place: href for r, href in siblings},
     )
 
 
-def beside(library: Library, places: Sequence[Place]) -> str:
+def beside(library: Library, places: Sequence[Place], query: Query) -> str:
     if not places:
         raise DataError("nothing to compare: open a trajectory and choose `side by side`")
     shown: list[TrajectoryPage] = []
     for place in places[:BESIDE]:
-        found = load(library, place)
+        found = load(library, place, query)
         if shown and sum(one.row.length for one in shown) + found.row.length > _MOST:
             break
         shown.append(found)
@@ -78,8 +79,8 @@ def read_places(text: str) -> list[Place]:
     return [(int(at), int(row)) for at, row in re.findall(r"(?:^|,)(\d{1,9})\.(\d{1,15})(?=,|$)", text, re.ASCII)]
 
 
-def _href(place: Place) -> str:
-    return f"/t/{place[0]}/{place[1]}"
+def _href(query: Query, place: Place, **changes: object) -> str:
+    return query.url(f"/t/{place[0]}/{place[1]}", rows=None, **changes)
 
 
 def _about(sample: Sample, without_tokenizer: bool) -> str:

@@ -179,6 +179,6 @@ async def test_the_page_of_a_store_without_sessions_has_no_panel(tmp_path: Path)
 
 async def test_metadata_does_not_repeat_the_session(tmp_path: Path) -> None:
     library = Library([await write_agent_run(tmp_path / "run")])
-    about = load(library, (0, library.sources[0].reader.query()[0].id)).about
+    about = load(library, (0, library.sources[0].reader.query()[0].id), Query({})).about
     assert '"role": "main"' in about
     assert '"turns"' not in about

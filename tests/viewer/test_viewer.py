@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from threading import Barrier
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from click.testing import CliRunner
@@ -176,12 +177,45 @@ def test_without_a_writable_folder_the_index_is_in_the_cache(tmp_path: Path, mon
 def test_neighbours_follow_the_table(tmp_path: Path) -> None:
     library = Library([write_run(tmp_path / "a", steps=1)])
     source = library.sources[0]
-    query = Query({"order": "-reward", "kind": "train "})
+    query = Query({"order": "-reward", "kind": "train ", "at": "3"})
     rows = source.reader.query(query.filter(None), query.order)
-    for at in range(len(rows)):
-        before, after = table.neighbours(library, query, at)
+    for at, row in enumerate(rows):
+        found, before, after = table.neighbours(library, query, (source.number, row.id))
+        assert found == at
         assert before == ((source, rows[at - 1]) if at else None)
         assert after == ((source, rows[at + 1]) if at + 1 < len(rows) else None)
+    assert table.neighbours(library, Query({"kind": "eval "}), (source.number, rows[0].id))[1:] == (None, None)
+
+
+@pytest.mark.parametrize("groups", [2, 40])
+def test_neighbours_stay_while_a_run_adds_rows(tmp_path: Path, groups: int) -> None:
+    library = Library([write_run(tmp_path / "a", steps=1)])
+    source, query = library.sources[0], Query({"at": "1"})
+    rows = source.reader.query(Filter(), query.order)
+    with TrajectoryStore(source.path, 1000) as store:
+        write_step(store, 1, groups=groups)
+    at, before, after = table.neighbours(library, query, (source.number, rows[1].id))
+    assert at == 1 + 4 * groups
+    assert (before, after) == ((source, rows[0]), (source, rows[2]))
+    page = trajectory.one(library, (source.number, rows[1].id), query)
+    assert re.findall(r'rel="(prev|next)" href="([^"]*)"', page) == [
+        ("prev", f"/t/{source.number}/{rows[0].id}?at={at - 1}"),
+        ("next", f"/t/{source.number}/{rows[2].id}?at={at + 1}"),
+    ]
+
+
+def test_the_group_in_columns_begins_with_the_open_one_and_leads_back(tmp_path: Path) -> None:
+    library = Library([write_run(tmp_path / "a", steps=1, groups=1, size=16)])
+    page = trajectory.one(library, (0, 12), Query({"at": "3", "status": "completed"}))
+    assert '/t/0/2?at=3&amp;status=completed"' in page, "links to the group keep the table"
+    link = re.findall(r'class="side" href="([^"]*)"', page)[0]
+    query = Query(dict(parse_qsl(urlsplit(html.unescape(link)).query)))
+    columns = trajectory.beside(library, trajectory.read_places(query.given["rows"]), query)
+    assert columns.count("<article") == 8
+    assert "8 more, left out" in columns
+    back = '"/t/0/12?at=3&amp;status=completed"'
+    assert f'<a class="up" href={back}' in columns
+    assert columns.partition("<article")[2].partition("<h2>")[2].startswith(f"<a href={back}>a · train 0 · 0·11</a>")
 
 
 def damage_metrics(run: Path) -> None:
@@ -251,28 +285,30 @@ def test_all_sources_are_one_table(tmp_path: Path) -> None:
     a, b = library.sources
     every = [(source, row) for source in (a, b) for row in source.reader.query()]
     query = Query({"source": "all", "order": "-reward"})
-    shown = [table.neighbours(library, query, at)[1] for at in range(-1, len(every) - 1)]
-    rewards = [one[1].reward for one in shown if one]
+    shown = table._read(table.search(library, query)[0], query.order, 1000, 0)
+    for at, (source, row) in enumerate(shown):
+        around = (shown[at - 1] if at else None, shown[at + 1] if at + 1 < len(shown) else None)
+        assert table.neighbours(library, query, (source.number, row.id)) == (at, *around)
+    rewards = [one[1].reward for one in shown]
     assert sorted(map(repr, shown)) == sorted(map(repr, every)), "each once"
     assert rewards == [1.0] * rewards.count(1.0) + [0.0] * rewards.count(0.0) + [None] * 2
     pages = [table.rows(library, Query({**query.given, "page": page})) for page in "12"]
     assert [page.count('class="row"') for page in pages] == [50, len(every) - 50]
     links = re.findall(r'href="/t/(\d+)/(\d+)\?', "".join(pages))
-    assert links == [(str(one[0].number), str(one[1].id)) for one in shown if one]
+    assert links == [(str(one[0].number), str(one[1].id)) for one in shown]
     assert f"{len(every)} trajectories" in pages[0]
     first = pages[0].partition("<tbody>")[2].partition("</tr>")[0]
     assert first.count("<td") == pages[0].count("<th ") + pages[0].count("<th>")
     form = table.form(library, query)
     assert '<option value="all" selected>' in form
     assert "train (60)" in form
-    middle = trajectory.one(library, (a.number, 1), Query({**query.given, "at": "40"}))
+    middle = trajectory.one(library, (shown[40][0].number, shown[40][1].id), Query({**query.given, "at": "40"}))
     assert (
         len(re.findall(r'rel="(?:prev|next)" href="/t/\d+/\d+\?source=all&amp;order=-reward&amp;at=(?:39|41)"', middle))
         == 2
     )
-    newest = table.neighbours(library, Query({"source": "all"}), 0)[1]
-    assert newest is not None
-    assert newest[0] is b, "by the time of storing"
+    newest = re.findall(r'href="/t/(\d+)/', table.rows(library, Query({"source": "all"})))[0]
+    assert newest == str(b.number), "by the time of storing"
     (tmp_path / "a" / "trajectories.sqlite").unlink()
     assert table.rows(library, query).count('class="row"') == b.reader.count()
 
@@ -312,7 +348,7 @@ def test_pages_name_what_is_gone_and_what_is_not_known(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no trajectories here yet"):
         library.source(5)
     with pytest.raises(DataError, match="nothing to compare"):
-        trajectory.beside(library, trajectory.read_places(f"x,1,1.2.3,-1.2,0.{10**20}"))
+        trajectory.beside(library, trajectory.read_places(f"x,1,1.2.3,-1.2,0.{10**20}"), Query({}))
     shutil.rmtree(folder / "model")
     page = trajectory.one(Library([folder]), (0, 1), Query({}))
     assert "no tokenizer.json where it was: token ids are shown" in page
@@ -321,9 +357,9 @@ def test_pages_name_what_is_gone_and_what_is_not_known(tmp_path: Path) -> None:
 def test_a_page_of_several_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library([write_run(tmp_path / "a", steps=1)])
     places = [(0, row) for row in range(1, 5)]
-    assert trajectory.beside(library, places).count("<article") == 4
+    assert trajectory.beside(library, places, Query({})).count("<article") == 4
     monkeypatch.setattr(trajectory, "_MOST", 150)  # they have 16 and 106 tokens alternately
-    page = trajectory.beside(library, places)
+    page = trajectory.beside(library, places, Query({}))
     assert page.count("<article") == 3
     assert "1 more, left out" in page
 
