@@ -4,7 +4,8 @@
    the thread is done, a search finds the trajectories that are indexed so far.
 2. The index is a cache: a file beside the store, or in the user's cache folder if the store's folder is read-only. The
    file may be deleted at any time. It contains words, not texts.
-3. A search word matches the beginnings of words, in any order. Case and accents do not matter."""
+3. A search word matches the beginnings of words, in any order. Case and accents do not matter. Each character of
+   Chinese and Japanese is a word."""
 
 import hashlib
 import os
@@ -19,7 +20,8 @@ from agentrl.buffer.reader import StoreReader
 from agentrl.errors import DataError, raised_as
 from agentrl.files import stamp
 
-_BATCH = 64
+_BATCH, _FORM = 64, 2  # groups of one transaction; a new number has all indexes made anew
+_CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]")
 _SCHEMA = """
 CREATE TABLE state (store TEXT, key INTEGER);
 CREATE VIRTUAL TABLE texts USING fts5(text, content='', columnsize=0, detail=none);
@@ -38,7 +40,7 @@ class TextIndex:
         """Return the ids of indexed trajectories that have all words of `text`, and start to index the others. Raises
         DataError: the index cannot be written or read."""
         self._start()
-        words = " ".join(f'"{word}"*' for word in re.findall(r"[^\W_]+", text))
+        words = " ".join(f'"{word}"*' for word in re.findall(r"[^\W_]+", _CJK.sub(r" \g<0> ", text)))
         if not words or not self.path.is_file():
             return []
         what, remedy = f"{self.path}: cannot be searched", "delete it, it is made again"
@@ -75,15 +77,16 @@ class TextIndex:
 
     def _add(self, db: sqlite3.Connection, reader: StoreReader) -> bool:
         """Index more groups; return False if there are none. Processes take turns."""
-        identity = str(self._store.stat().st_ino)
+        identity = f"{self._store.stat().st_ino} {_FORM}"
         with db:
             db.execute("BEGIN IMMEDIATE")
             found = db.execute("SELECT store, key FROM state").fetchone()
-            if found is None or found[0] != identity:  # the file was replaced by another store
+            if found is None or found[0] != identity:  # another store, or an index of another form
                 db.execute("INSERT INTO texts(texts) VALUES ('delete-all')")
                 found = (identity, 0)
             rows, last = reader.texts(found[1], _BATCH)
-            db.executemany("INSERT INTO texts(rowid, text) VALUES (?, ?)", rows)
+            apart = [(number, _CJK.sub(r" \g<0> ", said)) for number, said in rows]
+            db.executemany("INSERT INTO texts(rowid, text) VALUES (?, ?)", apart)
             db.execute("DELETE FROM state")
             db.execute("INSERT INTO state VALUES (?, ?)", (identity, last))
         return bool(last > found[1])

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 from urllib.parse import parse_qsl, urlsplit
@@ -251,6 +252,34 @@ def test_a_bad_run_does_not_hide_the_others(tmp_path: Path, harm: Callable[[Path
     if harm is make_older:
         with pytest.raises(DataError, match="expected a trajectory store of layout 4, got 3"):
             table.form(library, Query({"source": str(a.number)}))
+
+
+def test_chinese_and_japanese_are_found_by_their_characters(tmp_path: Path) -> None:
+    said = ["请计算三加五等于几？", "東京の人口は何人ですか", "서울의 인구", "plain 7"]
+    with TrajectoryStore(tmp_path / "trajectories.sqlite", 100) as store:
+        store.add("train", "", 0, [[replace(viewed_trajectory(0, 0), prompt=prompt)] for prompt in said])
+    index = TextIndex(tmp_path / "trajectories.sqlite")
+    texts = {
+        "三加五": [1],
+        "计": [1],
+        "人口": [2],
+        "ですか": [2],
+        "東京三": [],
+        "인구": [3],
+        "plain": [4],
+        "pla 7": [4],
+    }
+    assert {text: found(index, text) for text in texts} == texts
+
+
+def test_an_index_of_an_earlier_form_is_made_anew(tmp_path: Path) -> None:
+    source = Library([write_run(tmp_path / "a", steps=1)]).sources[0]
+    assert found(source.index, "seven")
+    with closing(source.index._open()) as db:
+        (identity,) = db.execute("SELECT store FROM state").fetchone()
+        db.execute("UPDATE state SET store=?", (identity.split()[0],))
+        db.execute("INSERT INTO texts(texts) VALUES ('delete-all')")
+    assert found(TextIndex(source.path), "seven")
 
 
 def test_an_address_means_the_same_run_in_each_viewer(tmp_path: Path) -> None:
