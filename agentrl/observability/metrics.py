@@ -53,8 +53,8 @@ class MetricsLogger(AbstractContextManager["MetricsLogger"]):
         for sink in self._sinks:
             sink(step, at, plain)
 
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
+    def __exit__(self, *raised: Any) -> None:
+        self._opened.__exit__(*raised)
 
 
 def _jsonl(path: Path, resume_step: int, opened: ExitStack) -> Sink:
@@ -95,7 +95,7 @@ def _wandb(settings: ObservabilitySettings, of: MetricsRun, opened: ExitStack) -
     with package("wandb", "--use-wandb", f"{install('wandb')}, or leave it out"):
         import wandb
     run = wandb.init(**wandb_arguments(settings, of.folder, of.known_id("wandb_id")))
-    opened.callback(run.finish)
+    opened.push(lambda kind, *_: run.finish(exit_code=1 if kind else None))
     (of.folder / "wandb_id").write_text(str(run.id))
     # W&B's own counter must never go back, and an evaluation before training has step -1.
     return lambda step, at, metrics: run.log({**metrics, "rollout": step})

@@ -5,9 +5,8 @@ A sink of your own:
 
     @contextmanager
     def to_queue(run: MetricsRun) -> Iterator[Sink]:
-        queue = connect(run.folder.name)
-        yield lambda step, at, metrics: queue.send(step, metrics)
-        queue.close()"""
+        with connect(run.folder.name) as queue:  # also closed if the run fails: then `yield` raises its error
+            yield lambda step, at, metrics: queue.send(step, metrics)"""
 
 import re
 import time
@@ -44,7 +43,8 @@ def open_sink(path: str, run: MetricsRun, opened: ExitStack) -> Sink:
     what = f"--metrics-sinks {path!r}"
     opener: OpenSink = load_object(path, what="--metrics-sinks")
     with user_code(what):
-        sink = opened.enter_context(opener(run))
+        sink = (context := opener(run)).__enter__()
+    opened.push(user_code(what)(context.__exit__))
 
     def write(step: int, at: float, metrics: Mapping[str, float]) -> None:
         with user_code(what):
@@ -66,16 +66,15 @@ def mlflow(run: MetricsRun) -> Iterator[Sink]:
         from mlflow.tracking import MlflowClient
     import mlflow as library
 
-    active = library.start_run(run_id=run.known_id("mlflow_id"), run_name=run.folder.name)
-    (run.folder / "mlflow_id").write_text(active.info.run_id)
-    client = MlflowClient()
+    with library.start_run(run_id=run.known_id("mlflow_id"), run_name=run.folder.name) as active:
+        (run.folder / "mlflow_id").write_text(active.info.run_id)
+        client = MlflowClient()
 
-    def write(step: int, at: float, metrics: Mapping[str, float]) -> None:
-        rows = [Metric(_name(name, "/. _-"), value, int(at * 1000), step) for name, value in metrics.items()]
-        client.log_batch(active.info.run_id, metrics=rows)
+        def write(step: int, at: float, metrics: Mapping[str, float]) -> None:
+            rows = [Metric(_name(name, "/. _-"), value, int(at * 1000), step) for name, value in metrics.items()]
+            client.log_batch(active.info.run_id, metrics=rows)
 
-    yield write
-    library.end_run()
+        yield write
 
 
 @contextmanager
@@ -84,8 +83,10 @@ def trackio(run: MetricsRun) -> Iterator[Sink]:
     with package("trackio", "the sink of trackio", "pip install trackio"):
         import trackio as library
     library.init(project="agentrl", name=run.folder.name, resume="allow" if run.resume_step > 0 else "never")
-    yield lambda step, _at, metrics: library.log(dict(metrics), step=max(step, 0))
-    library.finish()
+    try:
+        yield lambda step, _at, metrics: library.log(dict(metrics), step=max(step, 0))
+    finally:
+        library.finish()
 
 
 def prometheus(host: str, port: int, run: str, opened: ExitStack) -> Sink:

@@ -4,7 +4,9 @@ import json
 import math
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -134,3 +136,14 @@ def test_wandb_is_asked_for_what_the_settings_say_and_a_resumed_run_keeps_its_na
     assert "name" not in again
     plain = wandb_arguments(ObservabilitySettings(wandb_name="n"), tmp_path, "id")
     assert (plain["name"], plain["dir"], plain["settings"]) == ("n", str(tmp_path), None)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_wandb_knows_whether_the_run_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: bool) -> None:
+    ended: list[int | None] = []
+    run = SimpleNamespace(id="abc", finish=lambda exit_code=None: ended.append(exit_code))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: run))
+    with suppress(ValueError), MetricsLogger(ObservabilitySettings(use_tensorboard=False, use_wandb=True), tmp_path):
+        if failed:
+            raise ValueError("the trainer died")
+    assert ended == [1 if failed else None]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +65,38 @@ def test_a_sink_that_raises_is_named(tmp_path: Path) -> None:
         logger(tmp_path, metrics_sinks=("agentrl.observability.sinks:absent",))
 
 
+@contextmanager
+def closing_badly(_run: MetricsRun) -> Iterator[Sink]:
+    yield lambda step, at, metrics: None
+    raise OSError("closed twice")
+
+
+@contextmanager
+def asking(_run: MetricsRun) -> Iterator[Sink]:
+    try:
+        yield lambda step, at, metrics: None
+    except ValueError as error:  # and goes on
+        _seen.append(str(error))
+
+
+def test_a_sink_that_cannot_be_closed_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(PluginError, match="--metrics-sinks .*test_sinks:closing_badly' raised OSError: closed twice"),
+        logger(tmp_path, metrics_sinks=(f"{__name__}:closing_badly",)),
+    ):
+        pass
+
+
+def test_a_sink_is_told_that_the_run_failed_and_cannot_hide_it(tmp_path: Path) -> None:
+    _seen.clear()
+    with (
+        pytest.raises(ValueError, match="the trainer died"),
+        logger(tmp_path, metrics_sinks=(f"{__name__}:asking",)),
+    ):
+        raise ValueError("the trainer died")
+    assert _seen == ["the trainer died"]
+
+
 def scraped(port: int) -> dict[str, tuple[float, dict[str, str]]]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         families = text_string_to_metric_families(answer.read().decode())
@@ -105,6 +139,20 @@ def test_mlflow_has_the_steps_and_a_resume_goes_on_with_its_run(
     history = client.get_metric_history(run.info.run_id, "rollout/reward")
     assert [(metric.step, metric.value) for metric in history] == [(0, 0.0), (1, 0.25), (2, 0.5), (3, 0.75)]
     assert "rollout/pass_1" in run.data.metrics
+    assert run.info.status == "FINISHED"
+    with pytest.raises(ValueError, match="died"), logger(tmp_path / "run", 4, **sinks):
+        raise ValueError("died")
+    assert client.get_run(run.info.run_id).info.status == "FAILED"
+
+
+def test_trackio_is_closed_if_the_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _seen.clear()
+    library = SimpleNamespace(init=lambda **_: None, finish=lambda: _seen.append("closed"))
+    monkeypatch.setitem(sys.modules, "trackio", library)
+    sinks = ("agentrl.observability.sinks:trackio",)
+    with pytest.raises(ValueError, match="died"), logger(tmp_path, metrics_sinks=sinks):
+        raise ValueError("died")
+    assert _seen == ["closed"]
 
 
 def test_trackio_has_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
