@@ -101,17 +101,19 @@ def show(found: "Sequence[ReplayedTrajectory]", settings: "RunSettings") -> None
     pairs = [(again, _reward(again, key), again.reward) for again in found]
     both = [(then, now) for _, then, now in pairs if then is not None and now is not None]
     counts = Counter("same" if then == now else "higher" if now > then else "lower" for then, now in both)
-    mean = [sum(side) / len(both) for side in zip(*both, strict=True)] if both else [0.0, 0.0]
-    click.secho(f"{len(found)} trajectories: mean reward {mean[0]:.4g}, now {mean[1]:.4g}", bold=True)
+    means = [f"{sum(side) / len(both):.4g}" for side in zip(*both, strict=True)]
+    said = f"mean reward {', now '.join(means)}" if means else "no reward to compare"
+    click.secho(f"{len(found)} trajectories: {said}", bold=True)
     failed, diverged = sum(bool(again.failure) for again in found), sum(bool(again.diverged) for again in found)
     click.echo(f"  {counts['same']} the same, {counts['higher']} higher, {counts['lower']} lower, {failed} failed now")
     click.echo(f"  {sum(bool(again.stopped) for again in found)} stopped for another reason")
     click.echo(f"  {diverged} went another way: the environment, a tool or the template now says something else")
-    for again, then, now in sorted(pairs, key=lambda pair: -abs((pair[1] or 0) - (pair[2] or 0)))[:_SHOWN]:
-        if then != now or again.diverged or again.stopped:
-            sample, what = again.stored[0], again.failure or again.diverged or again.stopped
-            who = f"group {sample.group_index} sample {sample.index}"
-            click.echo(f"  {who}: {then} -> {now}{what and f'; {what:.300}'}")
+    changed = [pair for pair in pairs if pair[1] != pair[2] or pair[0].diverged or pair[0].stopped]
+    changed.sort(key=lambda pair: (not pair[0].failure, -abs((pair[1] or 0) - (pair[2] or 0))))
+    for again, then, now in changed[:_SHOWN]:
+        sample, what = again.stored[0], again.failure or again.diverged or again.stopped
+        who = f"group {sample.group_index} sample {sample.index}"
+        click.echo(f"  {who}: {then} -> {now}{what and f'; {what:.300}'}")
 
 
 def _reward(again: "ReplayedTrajectory", key: str | None) -> float | None:
