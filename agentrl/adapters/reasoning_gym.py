@@ -23,7 +23,6 @@ from agentrl.rm_hub.grade import Grade
 
 SIZE = 1_000_000  # rows of an epoch, if no dataset's config has a smaller `size`
 _ENTRY = "reasoning_gym"
-_score = functools.cache(reasoning_gym.get_score_answer_fn)
 
 
 class ReasoningGymSource(RolloutDataSource):
@@ -63,6 +62,7 @@ class ReasoningGymSource(RolloutDataSource):
 class _Rows:
     def __init__(self, chosen: list[tuple[Any, dict[str, Any]]], seed: int) -> None:
         specs = [_spec(name, said) for name, said in chosen]
+        self._configs = {spec.name: spec.config for spec in specs}
         size = min([SIZE, *(spec.config["size"] for spec in specs if "size" in spec.config)])
         what = "--prompt-data: no composite dataset of reasoning-gym"
         with raised_as(PluginError, what, AssertionError, TypeError, ValueError):
@@ -75,7 +75,8 @@ class _Rows:
         entry = self._made[index]
         system = {"role": "system", "content": SYSTEM_PROMPTS["default"]}
         prompt = [system, {"role": "user", "content": entry["question"]}]
-        return PromptRow(index, prompt, entry["answer"], {_ENTRY: _kept(entry)})
+        config = self._configs[entry["metadata"]["source_dataset"]]
+        return PromptRow(index, prompt, entry["answer"], {_ENTRY: _kept({**entry, "config": config})})
 
 
 def _spec(name: str, said: Mapping[str, Any]) -> DatasetSpec:
@@ -90,12 +91,18 @@ def grade(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
         raise GraderFailure(what, kind="grader_no_entry")
     entry = ast.literal_eval(kept)
     answer = extract_answer(response) or response.strip()
-    score_answer = _score(entry["metadata"]["source_dataset"])
+    dataset = _dataset(entry["metadata"]["source_dataset"], json.dumps(entry.pop("config", {})))
     try:
-        score = float(score_answer(answer, entry))
+        score = float(dataset.score_answer(answer, entry))
     except Exception as error:  # noqa: BLE001 - some functions raise for answers that they cannot read
         return Grade(0.0, False, answer, f"the dataset's function raised {error!r:.300}", unjudged="grader_crashed")
     return Grade(score, score >= 1.0, answer)
+
+
+@functools.cache
+def _dataset(name: str, config: str) -> Any:
+    kind, settings = DATASETS[name]
+    return kind(settings(**json.loads(config)))
 
 
 def _kept(entry: dict[str, Any]) -> str:

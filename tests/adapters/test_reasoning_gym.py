@@ -1,6 +1,7 @@
 """reasoning-gym as data source and grader equals the library: the same rows and scores, also after a resume."""
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,22 @@ def test_rows_and_scores_are_the_librarys(tmp_path: Path) -> None:
         names.append(entry["metadata"]["source_dataset"])
     assert set(names) == set(CHOSEN)
     assert names.count("chain_sum") > 30
+
+
+def test_scores_are_those_of_the_rows_configuration(tmp_path: Path) -> None:
+    """Both functions read their configuration: one a tolerance, the other a table of words."""
+    decimals = {"min_num_decimal_places": 8, "max_num_decimal_places": 8, "precision": 12}
+    words = {"min_word_length": 5, "max_word_length": 5, "size": 20}
+    chosen = {"decimal_arithmetic": {"config": decimals}, "word_ladder": {"config": words}}
+    library, scores = theirs(chosen), set()
+    for index, group in enumerate(source(tmp_path, chosen).get_samples(20)):
+        entry, one = library[index], stored(group[0])
+        near = entry["answer"] if "," in entry["answer"] else str(Decimal(entry["answer"]) + Decimal("1e-7"))
+        for answer in (entry["answer"], near):
+            graded = grade("reasoning_gym", answer, one.label, one.metadata)
+            assert graded.score == library.score_answer(answer, entry), graded.reason
+            scores.add((entry["metadata"]["source_dataset"], graded.score))
+    assert scores == {("decimal_arithmetic", 0.0), ("decimal_arithmetic", 1.0), ("word_ladder", 1.0)}
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
