@@ -1,6 +1,7 @@
 """`Environments`: the environments of a run, one or several by name, each with the arguments of its instances."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ class EnvSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of its instances, of the types that `__init__` says
 
     def make(self, *, evaluating: bool = False) -> Environment:
-        return self.kind.create(self.args, evaluating=evaluating, **self.arguments)
+        return self.kind.create(self.args, evaluating=evaluating, **deepcopy(dict(self.arguments)))
 
 
 class EnvClasses(dict[type[Environment], list[tuple[Mapping[str, Any], type[Environment]]]]):

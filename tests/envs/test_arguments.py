@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field
 
 from agentrl.config import Args
-from agentrl.envs import EnvClasses, Environment, Environments
+from agentrl.envs import EnvClasses, Environment, Environments, EnvSpec
 from agentrl.envs.load import read_arguments
 from agentrl.errors import AgentRLError, PluginError
 from agentrl.sample import Sample
@@ -106,6 +106,16 @@ async def test_what_setup_keeps_on_a_class_is_that_of_its_own_arguments(file: Pa
     assert type(easy).__name__ == type(hard).__name__ == "Sized"
     assert found["hard"].args.env == paths["hard"]
     assert found["hard"].args.seed == 1
+
+
+def test_each_instance_has_arguments_of_its_own() -> None:
+    entry = EnvSpec(Maze, None, read_arguments(Maze, {"size": 1, "walls": [{"x": 1}], "other": ["a", "b"]}))
+    one, two = entry.make(), entry.make()
+    assert isinstance(one, Maze)
+    assert isinstance(two, Maze)
+    one.got[2][0].x = 5
+    one.got[5].pop()
+    assert two.got == entry.make().got == (1, "maze", (Place(1),), 0.5, Path("."), ["a", "b"])  # type: ignore[attr-defined]
 
 
 def test_a_class_with_the_same_arguments_is_there_once(file: Path) -> None:
