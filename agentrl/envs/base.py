@@ -113,8 +113,9 @@ class Environment:
     @classmethod
     def create(cls, args: Any = None, *, evaluating: bool = False, **arguments: Any) -> Self:
         """A fresh instance for one trajectory, made with `arguments`."""
-        instance = cls(**arguments)
-        instance.args, instance.evaluating = args, evaluating
+        instance = cls.__new__(cls, **arguments)
+        instance.args, instance.evaluating = args, evaluating  # `__init__` may read them
+        cls.__init__(instance, **arguments)
         return instance
 
     @classmethod

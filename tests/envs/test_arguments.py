@@ -161,3 +161,12 @@ def test_an_instance_knows_whether_it_is_evaluated() -> None:
     assert entry.make(evaluating=True).evaluating
     assert not entry.make().evaluating
     assert entry.make().args is args
+
+
+def test_init_reads_the_settings_and_whether_it_is_evaluated() -> None:
+    class Quiz(Environment):
+        def __init__(self, hints: bool = True) -> None:
+            self.seen = (hints and not self.evaluating, self.args.seed)
+
+    entry = EnvSpec(Quiz, SimpleNamespace(seed=3), {"hints": True})
+    assert [entry.make(evaluating=flag).seen for flag in (False, True)] == [(True, 3), (False, 3)]  # type: ignore[attr-defined]
