@@ -33,8 +33,7 @@ class EnvClasses(dict[type[Environment], list[tuple[Mapping[str, Any], type[Envi
         """`cls`, or a subclass that differs in nothing where `cls` is there with other arguments already."""
         same = self.setdefault(cls, [])
         if (found := next((kind for arguments, kind in same if arguments == given), None)) is None:
-            inherited = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-            found = type(cls.__name__, (cls,), inherited) if same else cls
+            found = _copy(cls) if same else cls
             same.append((given, found))
         return found
 
@@ -83,6 +82,14 @@ class Environments(dict[str, EnvSpec]):
         if problem := self.unknown(name := sample.metadata.get("env")):
             raise EnvFailure(f"{problem}; set metadata['env']", kind="env_unknown")
         return self[str(name) if self.names else ALONE]
+
+
+def _copy(cls: type[Environment]) -> type[Environment]:
+    """Return a subclass that has all attributes of `cls` itself: the `setup` of `cls` may change those of `cls`."""
+    own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    for base in reversed(cls.__mro__[:-1]):
+        own |= {name: value for name, value in vars(base).items() if not name.startswith("__")}
+    return type(cls.__name__, (cls,), own)
 
 
 def _entry(flag: str, path: str, given: Mapping[str, Any], args: Any, kinds: EnvClasses) -> EnvSpec:

@@ -144,6 +144,14 @@ async def test_a_step_limit_of_the_arguments_is_the_limit_of_turns() -> None:
         assert kind.max_turns == limit
 
 
+async def test_two_uses_have_limits_of_their_own() -> None:
+    paths = dict.fromkeys(("short", "long"), "gymnasium:FrozenLake-v1")
+    loaded = Environments.load(paths, {"short": {"max_episode_steps": 2}}, Args({"env": paths}))
+    for entry in loaded.values():
+        await entry.kind.setup(entry.args)
+    assert {name: entry.kind.max_turns for name, entry in loaded.items()} == {"short": 2, "long": 100}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_rollout_workers_train_with_a_file_that_registers(tmp_path: Path) -> None:

@@ -108,6 +108,36 @@ async def test_what_setup_keeps_on_a_class_is_that_of_its_own_arguments(file: Pa
     assert found["hard"].args.seed == 1
 
 
+LIMITED = """
+from agentrl import Environment
+
+
+class Base(Environment):
+    limit = 10
+
+
+class Limited(Base):
+    def __init__(self, limit: int = 0) -> None:
+        pass
+
+    @classmethod
+    async def setup(cls, args):
+        await super().setup(args)
+        if "limit" in args.env_args:
+            cls.limit = cls.max_turns = args.env_args["limit"]
+"""
+
+
+async def test_a_use_does_not_inherit_what_setup_set_for_another(tmp_path: Path) -> None:
+    (tmp_path / "limited.py").write_text(LIMITED)
+    paths = dict.fromkeys(("short", "long"), f"{tmp_path}/limited.py:Limited")
+    found = Environments.load(paths, {"short": {"limit": 2}}, Args({"env": paths}))
+    for entry in found.values():
+        await entry.kind.setup(entry.args)
+    kinds: list[Any] = [found[name].kind for name in ("short", "long")]
+    assert [(kind.limit, kind.max_turns) for kind in kinds] == [(2, 2), (10, 8)]
+
+
 def test_each_instance_has_arguments_of_its_own() -> None:
     entry = EnvSpec(Maze, None, read_arguments(Maze, {"size": 1, "walls": [{"x": 1}], "other": ["a", "b"]}))
     one, two = entry.make(), entry.make()
