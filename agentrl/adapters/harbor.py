@@ -128,12 +128,15 @@ class HarborEnvironment(Environment):
         return step if step.done or self._left > 0 else step.finish(stop_reason="task_timeout")
 
     async def reward(self, sample: Sample) -> float:
-        """Run the task's tests. The reward is 0 if they write none. Raises GraderFailure: they write no number."""
+        """Run the task's tests. The reward is 0 if they write none. Raises GraderFailure: they are unreadable, or
+        write no number."""
         if (await self.machine.run(_EMPTY)).exit_code:
             return 0.0  # the model's commands left something there that cannot be removed
         try:
             await self.machine.upload(self.task.folder / "tests", "/tests")
-        except OSError:
+        except OSError as error:
+            if error.errno is not None:  # this computer's error; the machine's have no number
+                raise GraderFailure(f"task {self.task.folder.name}: {error}", kind="grader_no_tests") from error
             return 0.0  # the model's commands removed tar, or left no place
         seconds = self.task.setting("verifier", "timeout_sec", _SECONDS)
         result = await self.machine.run("bash /tests/test.sh 2>&1", timeout=seconds)

@@ -120,10 +120,10 @@ class Machine(ABC):
         await self._must(f"{place} && {new}", data)
 
     async def upload(self, folder: Path, path: str) -> None:
-        """Copy a host folder's content into the machine's folder `path`; links stay links. Raises OSError."""
+        """Copy a host folder's content into the machine's folder `path`; links in the folder stay links. Raises OSError."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
-            await anyio.to_thread.run_sync(archive.add, folder, ".")
+            await anyio.to_thread.run_sync(archive.add, f"{folder}/", ".")  # the slash: also of a folder that is a link
         await self._must(f"mkdir -p -- {shlex.quote(path)} && tar -xof - -C {shlex.quote(path)}", packed.getvalue())
 
     async def _must(self, command: str, input: bytes = b"") -> bytes:

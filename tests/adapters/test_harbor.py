@@ -102,6 +102,24 @@ async def test_the_oracle_earns_1_and_nothing_earns_0(tmp_path: Path, kind: str)
 
 
 @needs_bubblewrap
+async def test_tests_in_a_linked_folder_are_run(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", test=PASSES)
+    (task / "tests").rename(tmp_path / "shared")
+    (task / "tests").symlink_to("../shared")
+    async with Play(task, "bubblewrap") as play:
+        assert await play.reward() == 1.0
+
+
+@needs_bubblewrap
+async def test_tests_that_this_computer_cannot_read_are_no_fault_of_the_model(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", test=PASSES)
+    async with Play(task, "bubblewrap") as play:
+        shutil.rmtree(task / "tests")
+        with pytest.raises(GraderFailure, match="task task: .*No such file or directory.*tests"):
+            await play.reward()
+
+
+@needs_bubblewrap
 @pytest.mark.parametrize("episodes", [4, pytest.param(200, marks=pytest.mark.slow)])
 async def test_episodes_have_the_models_tokens_and_the_verifiers_rewards(
     chat: Chat, tmp_path: Path, episodes: int

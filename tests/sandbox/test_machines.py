@@ -197,7 +197,9 @@ async def test_a_folder_is_uploaded_with_its_links(machine: Machine, tmp_path: P
     (tmp_path / "sub" / "run.sh").chmod(0o755)
     (tmp_path / "link").symlink_to("/etc/shadow")
     await machine.upload(tmp_path, "/app/new")
-    assert (await machine.run("new/sub/run.sh; readlink new/link")).stdout == "ran\n/etc/shadow\n"
+    (tmp_path / "to").symlink_to(tmp_path / "sub")
+    await machine.upload(tmp_path / "to", "/app/linked")
+    assert (await machine.run("new/sub/run.sh; readlink new/link; linked/run.sh")).stdout == "ran\n/etc/shadow\nran\n"
     with pytest.raises(OSError, match="absent"):
         await machine.upload(tmp_path / "absent", "/app")
 
