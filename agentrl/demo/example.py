@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from agentrl.errors import AgentRLError, DataError
+from agentrl.errors import AgentRLError, DataError, SettingsError
 from agentrl.sample import Sample
 from agentrl.tiny import shipped
 
@@ -105,7 +105,7 @@ class Example:
 def run_example(example: Example, folder: Path, *, seed: int = 0, flags: Sequence[str] = (), say: Say) -> list[float]:
     """Run an example in a new folder; return its success on held-out prompts, 0 to 1, at every evaluation in order.
     `flags`: more flags of `agentrl train`, which override the others. `say`: picklable function that takes lines of
-    progress. Raises DataError: the folder is not empty, so the run would resume."""
+    progress. Raises DataError: the folder is not empty, so the run would resume. SettingsError: an evaluation is missing."""
     must_be_new(folder)
     started = time.monotonic()
 
@@ -113,8 +113,10 @@ def run_example(example: Example, folder: Path, *, seed: int = 0, flags: Sequenc
     from agentrl.config import RunSettings
     from agentrl.observability.report import write_report
 
+    base = example.argv(folder, shipped(example.model), seed)
+    _check_evaluations([*base, *flags])
     with example.others(folder, say) as more:
-        argv = [*example.argv(folder, shipped(example.model), seed), *more, *flags]
+        argv = [*base, *more, *flags]
         say(f"agentrl train {shlex.join(argv)}")
         train(RunSettings.from_cli(argv))
     success = held_out(folder, "pass@1")
@@ -131,6 +133,19 @@ def must_be_new(folder: Path) -> None:
     """Raise DataError if the folder is not empty: a run in a used folder would resume."""
     if folder.is_dir() and any(folder.iterdir()):
         raise DataError(f"{folder} is not empty; give the run a new folder")
+
+
+def _check_evaluations(argv: Sequence[str]) -> None:
+    from agentrl.config import RunSettings
+    from agentrl.run.evalsets import eval_sets
+
+    what, settings = "an example compares success before and after training", RunSettings.from_cli(argv)
+    if EVAL_SET not in (names := [one.name for one in eval_sets(settings)]):
+        raise SettingsError(f"{what}: call one of the evaluation sets {EVAL_SET}, got {', '.join(names) or 'none'}")
+    if not settings.rollout.eval_before_train:
+        raise SettingsError(f"{what}: leave out --no-eval-before-train (slime: --skip-eval-before-train)")
+    if settings.rollout.eval_interval is None:
+        raise SettingsError(f"{what}: give --eval-interval")
 
 
 def held_out(folder: Path, name: str) -> list[float]:

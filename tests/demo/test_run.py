@@ -1,6 +1,7 @@
 """The demo's settings and how it reads results; the run itself is in `make demo`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from agentrl.buffer.store import TrajectoryStore
 from agentrl.config import RunSettings
 from agentrl.demo.example import held_out, run_example
 from agentrl.demo.run import DEMO
-from agentrl.errors import DataError
+from agentrl.errors import DataError, SettingsError
 from agentrl.sample import Sample
 from agentrl.tiny import shipped
 from tests.buffer.make import finished
@@ -51,6 +52,28 @@ def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="not empty"):
         run_example(DEMO, tmp_path, say=print)
+
+
+WITHOUT = [
+    (["--no-eval-before-train"], "leave out --no-eval-before-train"),
+    (["--skip-eval-before-train"], "slime: --skip-eval-before-train"),
+    (["--eval-config", "mine.yaml"], "call one of the evaluation sets held_out, got mine"),
+    (["--config", "bare.yaml"], "give --eval-interval"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), WITHOUT)
+def test_a_run_without_an_evaluation_before_or_after_training_is_refused(
+    flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bare.yaml").write_text("num_rollout: 1\n")
+    Path("data.jsonl").write_text('{"prompt": "What is 1+1?", "label": "2"}\n')
+    Path("mine.yaml").write_text("eval: {datasets: [{name: mine, path: data.jsonl}]}\n")
+    Path("held_out.yaml").write_text("eval: {datasets: [{name: held_out, path: data.jsonl}]}\n")
+    example = replace(DEMO, write_data=lambda folder, seed: (Path("data.jsonl"), Path("held_out.yaml")))
+    with pytest.raises(SettingsError, match=f"success before and after training: .*{message}"):
+        run_example(example, tmp_path / "run", flags=flags, say=print)
 
 
 def test_a_run_that_failed_names_phrases_and_mistakes_of_its_last_evaluation(tmp_path: Path) -> None:
