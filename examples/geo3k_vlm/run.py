@@ -18,7 +18,7 @@ def taught(folder: Path, say: Say) -> Iterator[Sequence[str]]:
 
 EXAMPLE = Example(
     name="geo3k_vlm",
-    config=Path("examples/geo3k_vlm/cpu.yaml"),
+    config=Path(__file__).with_name("cpu.yaml"),
     model="calculator",
     write_data=write_data,
     goal=0.85,

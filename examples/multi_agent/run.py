@@ -28,10 +28,16 @@ def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
 
 @contextmanager
 def opponent(folder: Path, say: Say) -> Iterator[list[str]]:
-    """Serve the opponent: the model that the run starts from."""
+    """Serve the opponent, the model that the run starts from, unless the environment variable names another server."""
+    if os.environ.get(OPPONENT):
+        yield []
+        return
     with served(shipped("examples"), folder / "opponent") as url:
         os.environ[OPPONENT] = url
-        yield []
+        try:
+            yield []
+        finally:
+            del os.environ[OPPONENT]
 
 
 EXAMPLE = Example(

@@ -7,7 +7,7 @@ from examples.retool.data import write_synthetic
 
 EXAMPLE = Example(
     name="retool",
-    config=Path("examples/retool/cpu.yaml"),
+    config=Path(__file__).with_name("cpu.yaml"),
     model="examples",
     write_data=write_synthetic,
 )

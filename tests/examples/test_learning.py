@@ -37,6 +37,15 @@ def test_the_settings_hold_together(name: str, tmp_path: Path) -> None:
     assert not any(set(asked) & set(file.read_text().splitlines()) for file in sets if file != train)
 
 
+@pytest.mark.parametrize(
+    "name", sorted({file.parent.name for file in Path("examples").glob("*/run.py")} - {"reproducibility"})
+)
+def test_the_settings_are_found_from_every_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = example(name).config
+    monkeypatch.chdir(tmp_path)
+    assert config.is_file()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", LEARNING)

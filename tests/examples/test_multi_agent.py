@@ -1,5 +1,6 @@
 """The team: the author of each sample, each member's reward, and that members are compared within their role."""
 
+import os
 import random
 import re
 from collections import defaultdict
@@ -24,7 +25,7 @@ from agentrl.tiny.create import create
 from agentrl.train.batch import TrainBatch
 from agentrl.train.objective import estimate
 from examples.multi_agent.lessons import TeamLessons
-from examples.multi_agent.run import write_data
+from examples.multi_agent.run import EXAMPLE, write_data
 from examples.multi_agent.team import OPPONENT, ROLES, TEAM, opponent, said
 from tests.examples.conftest import SIZE, Questions
 from tests.rollout.scripted import OneBatch
@@ -92,6 +93,13 @@ async def test_the_opponent_has_the_calculator_and_no_part_in_the_run(
     once = await opponent("12*13", 7)
     assert once == await opponent("12*13", 7)
     assert re.fullmatch(r"(-?\d+)?", once)
+
+
+def test_a_server_of_the_users_own_is_the_opponent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OPPONENT, "http://127.0.0.1:1")
+    with EXAMPLE.others(tmp_path, print) as flags:
+        assert (list(flags), os.environ[OPPONENT]) == ([], "http://127.0.0.1:1")
+    assert os.environ[OPPONENT] == "http://127.0.0.1:1"
 
 
 async def test_most_skill_lessons_copy_a_number_with_a_digit_twice() -> None:
