@@ -1,5 +1,6 @@
 """Environments for agent programs: the requests that a program sends to the gateway are the trajectory."""
 
+import errno
 import os
 import shutil
 import sys
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 
 from agentrl import parent_watchdog
 from agentrl.envs.base import Environment
-from agentrl.errors import AgentFailure, SettingsError
+from agentrl.errors import AgentFailure, SandboxUnavailable, SettingsError
 from agentrl.sample import Sample, content_text
 from agentrl.sandbox.bubblewrap_machine import BubblewrapMachine
 from agentrl.sandbox.command import CommandResult, bubblewrapped, run_command, split_command
@@ -75,7 +76,14 @@ class CommandEnvironment(AgentEnvironment):
             words = bubblewrapped(words, self.folder, readable=(*_folders(words[0]), *self.readable), bridged=bridged)
         else:  # without bubblewrap, the watchdog ends the command if this process dies
             words = [sys.executable, "-I", "-S", parent_watchdog.__file__, str(os.getpid()), *words]
-        self.result = await run_command(words, variables, self.folder, kill_rest=True)
+        try:
+            self.result = await run_command(words, variables, self.folder, kill_rest=True)
+        except SandboxUnavailable as error:
+            if getattr(error.__cause__, "errno", None) != errno.E2BIG:
+                raise
+            problem = f"the command's arguments are too long; the prompt has {len(values['prompt'])} characters"
+            remedy = "write it to a file in `prepare` of a CommandEnvironment (--env) whose command has no {prompt}"
+            raise AgentFailure(f"{problem}; {remedy}", kind="agent_arguments") from error
         output = {"output": self.result.stdout[-4000:], "errors": self.result.stderr[-4000:]}
         sample.metadata["agent"] = {"exit_code": self.result.exit_code, **output}
 

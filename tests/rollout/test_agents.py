@@ -332,6 +332,14 @@ async def test_a_command_that_is_not_installed_is_named(chat: Chat) -> None:
         await played(batch)
 
 
+@pytest.mark.parametrize("sandbox", ["none", *(["bubblewrap"] if shutil.which("bwrap") else [])])
+async def test_a_prompt_too_long_for_an_argument_is_a_failure_of_its_trajectory(sandbox: str) -> None:
+    env = command_environment("true {prompt}", sandbox, ())()
+    with pytest.raises(AgentFailure, match=r"the prompt has 140000 characters; write it to a file in `prepare`"):
+        await env.act("http://127.0.0.1:1", Sample(prompt="x" * 140_000))
+    await env.close()
+
+
 async def test_a_command_that_fails_at_once_says_why(chat: Chat) -> None:
     kind = command_environment(f"{sys.executable} -c 'import sys; sys.exit(\"no key\")'", "none", ())
     batch, _ = build(chat, REPLIES, environment=kind, failure_policy={"agent": "raise"}, **SETTINGS)
