@@ -114,10 +114,11 @@ class Machine(ABC):
         return await self._must(f"cat -- {shlex.quote(path)}")
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file atomically; missing parent folders are created. Raises OSError: the file cannot be written."""
+        """Write a file atomically; parents are created, and an old file's mode is kept. Raises OSError: it cannot be written."""
         place = f'file={shlex.quote(path)} && folder=$(dirname -- "$file") && mkdir -p -- "$folder"'
-        new = 'new=$(mktemp -p "$folder") && cat > "$new" && chmod 644 -- "$new" && mv -fT -- "$new" "$file"'
-        await self._must(f"{place} && {new}", data)
+        mode = 'mode=$(stat -Lc %a -- "$file" 2>/dev/null || echo 644)'
+        new = 'new=$(mktemp -p "$folder") && cat > "$new" && chmod "$mode" -- "$new" && mv -fT -- "$new" "$file"'
+        await self._must(f"{place} && {mode} && {new}", data)
 
     async def upload(self, folder: Path, path: str) -> None:
         """Copy a host folder's content into the machine's folder `path`; links in the folder stay links. Raises OSError."""

@@ -36,6 +36,7 @@ PROGRAMS = [
     "mkdir",
     "mv",
     "mktemp",
+    "stat",
     "chmod",
     "dirname",
     "tar",
@@ -189,6 +190,14 @@ async def test_files_stay_and_are_written_whole(machine: Machine) -> None:
             await machine.read(path)
     with pytest.raises(OSError, match="deep"):
         await machine.write("/app/deep", b"")
+
+
+async def test_a_file_that_is_written_again_keeps_its_permissions(machine: Machine) -> None:
+    await machine.write("/app/run.sh", b"echo old")
+    assert (await machine.run("ls -l run.sh")).stdout.startswith("-rw-r--r--")
+    await machine.run("chmod 750 run.sh")
+    await machine.write("/app/run.sh", b"echo new")
+    assert (await machine.run("./run.sh; ls -l run.sh")).stdout.startswith("new\n-rwxr-x---")
 
 
 async def test_a_folder_is_uploaded_with_its_links(machine: Machine, tmp_path: Path) -> None:
