@@ -43,11 +43,11 @@ class PythonTool(Tool):
         description = _STATEFUL if stateful else _STATELESS
         super().__init__(python, description=description, timeout=outer, max_output_chars=max_output_chars)
         self.stateful, self._box, self._code_timeout = stateful, box, timeout
-        self._sessions: weakref.WeakKeyDictionary[object, SandboxSession] = weakref.WeakKeyDictionary()
+        self._sessions: dict[int, SandboxSession] = {}  # by `id`: environments may be equal, or have no hash
 
     async def end(self, state: object) -> None:
         """End the session of a trajectory; without one, nothing happens."""
-        if state is not None and (session := self._sessions.pop(state, None)) is not None:
+        if state is not None and (session := self._sessions.pop(id(state), None)) is not None:
             await session.close()
 
     async def _run(self, code: str, state: object) -> str:
@@ -67,9 +67,10 @@ class PythonTool(Tool):
         if state is None:
             remedy = "pass `state` to the toolbox (environments do), or make the tool with stateful=False"
             raise SandboxUnavailable(f"a stateful `python` tool needs to know whose call it is: {remedy}")
-        if state not in self._sessions:
-            self._sessions[state] = box.session()
-        return self._sessions[state]
+        if id(state) not in self._sessions:
+            self._sessions[id(state)] = box.session()
+            weakref.finalize(state, self._sessions.pop, id(state), None)
+        return self._sessions[id(state)]
 
 
 python_tool = PythonTool

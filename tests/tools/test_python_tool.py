@@ -1,6 +1,8 @@
 """The tool `python`: its output for the model, the session of its variables, and the end with the environment."""
 
+import gc
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -71,6 +73,28 @@ async def test_each_trajectory_has_its_own_variables(solver: type[Solver]) -> No
     assert (await say(one, "x"))[1] is OutcomeKind.RAISED
     await one.close()
     await two.close()
+
+
+@dataclass
+class Sized(Solver):
+    """Without a hash, and equal to all others of its size."""
+
+    size: int = 3
+
+
+async def test_environments_that_are_equal_and_have_no_hash(solver: type[Solver]) -> None:
+    Sized.sandbox = solver.sandbox
+    one, two = Sized.create(), Sized.create()
+    assert one == two
+    assert (await say(one, "x = 1"))[1] is OutcomeKind.OK
+    assert (await say(two, "x"))[1] is OutcomeKind.RAISED
+    assert await say(one, "x") == ("1", OutcomeKind.OK)
+    await one.close()
+    sessions = Sized.python._sessions
+    assert list(sessions) == [id(two)]
+    del two
+    gc.collect()
+    assert not sessions, "an environment that is gone leaves no session"
 
 
 async def test_what_the_model_reads(solver: type[Solver]) -> None:
