@@ -106,7 +106,8 @@ def _how_to_answer(space: gymnasium.Space[Any]) -> str:
     if isinstance(space, spaces.Discrete):
         return f"Answer with one whole number from {space.start} to {space.start + space.n - 1}."
     assert isinstance(space, spaces.Text)
-    return f"Answer with a text of {space.min_length} to {space.max_length} characters and nothing else."
+    of = f"of the characters {''.join(sorted(space.character_set))!r}"
+    return f"Answer with a text of {space.min_length} to {space.max_length} {of} and nothing else."
 
 
 def _action(space: gymnasium.Space[Any], answer: str) -> int | str | None:

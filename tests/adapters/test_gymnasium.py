@@ -108,7 +108,7 @@ async def test_texts_dicts_and_a_file_that_registers(chat: Chat, tmp_path: Any) 
     sample, said = await play(chat, kind, 7, ["abc", "bb", "ab\n"])
     seen = gymnasium.make("Spell-v0").reset(seed=7)[0]
     assert said[0].endswith(f"left: {', '.join(map(str, seen['left'])).join('[]')}\nword: spell")
-    assert said[1].startswith("There is no valid action in the answer. Answer with a text of 2 to 3 characters")
+    assert "Answer with a text of 2 to 3 of the characters 'ab' and nothing else." in said[1]
     assert [sample.reward, sample.stop_reason, len(said)] == [4.0, "done", 4]
 
 
