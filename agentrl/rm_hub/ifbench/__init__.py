@@ -13,13 +13,15 @@ from functools import partial
 from typing import Any
 
 from agentrl.chat.parsers.base import json_or_text
+from agentrl.files import read_table
 from agentrl.rm_hub.grade import Grade, Metadata
 from agentrl.rm_hub.ifbench import counts, ifeval, layout, words
-from agentrl.rm_hub.ifbench.check import Check, Constraint, constrain, is_list
+from agentrl.rm_hub.ifbench.check import Constraint, check, constrain, is_list
 from agentrl.rm_hub.ifbench.passage import ResponseText
 from agentrl.rm_hub.reading.common import bad_metadata, one_of
 
-CHECKS: dict[str, Check] = {**counts.CHECKS, **ifeval.CHECKS, **layout.CHECKS, **words.CHECKS}
+_RUNS = {**counts.CHECKS, **ifeval.CHECKS, **layout.CHECKS, **words.CHECKS}
+CHECKS = {kind: check(says, _RUNS[kind], counted) for kind, counted, says in read_table(__file__, "constraints.tsv")}
 """All kinds of constraints by their id in the data: IFBench's 58 and IFEval's 25."""
 LONGEST = 100_000
 """Maximum characters of a graded answer, about 25,000 tokens. This limits the time of one item."""

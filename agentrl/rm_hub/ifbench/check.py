@@ -13,6 +13,7 @@ from agentrl.rm_hub.ifbench.passage import ResponseText
 from agentrl.rm_hub.reading.common import bad_metadata, clip
 
 Faults = Iterable[str]
+Run = Callable[..., Faults]  # called with the passage, and with the parameters by name
 
 
 class Reader(NamedTuple):
@@ -65,25 +66,14 @@ class Check(NamedTuple):
     """One kind of constraint."""
 
     says: str  # the constraint in words, with the parameters in braces
-    run: Callable[..., Faults]  # the check itself, called with the passage and the parameters by name
+    run: Run
     needs: Mapping[str, Reader]  # the parameters it takes, each with its reader
 
 
-def check(says: str, run: Callable[..., Faults], **readers: Reader) -> Check:
-    """Make a check from a function of a passage. Its parameters are read by `readers`, else by `PARAMETERS`."""
+def check(says: str, run: Run, counted: str) -> Check:
+    """Make a check from a function of a passage. Its parameters are read by `PARAMETERS`, but `counted` by `COUNTED`."""
     _, *names = inspect.signature(run).parameters
-    return Check(says, run, {name: readers.get(name) or PARAMETERS[name] for name in names})
-
-
-def count(how: str, limit: str | int, what: str, measure: Callable[[ResponseText], int]) -> Check:
-    """Make a check that compares a number. `how` and `limit` are names of parameters, or the values themselves."""
-
-    def run(passage: ResponseText, **given: Any) -> Faults:
-        return compare(measure(passage), given.get(how, how), given.get(str(limit), limit), what)
-
-    names = [name for name in (how, str(limit)) if name in PARAMETERS]
-    said = " ".join(f"{{{word}}}" if word in names else word for word in (how, str(limit)))
-    return Check(f"{said} {what}", run, {name: PARAMETERS[name] for name in names})
+    return Check(says, run, {name: COUNTED if name == counted else PARAMETERS[name] for name in names})
 
 
 def compare(got: int, how: str, want: int, what: str) -> Faults:

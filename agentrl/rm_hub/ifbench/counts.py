@@ -2,7 +2,7 @@
 
 import re
 
-from agentrl.rm_hub.ifbench.check import COUNTED, Check, Faults, check, count, unless
+from agentrl.rm_hub.ifbench.check import Faults, Run, compare, unless
 from agentrl.rm_hub.ifbench.passage import AROUND, CLOSERS, LISTS, ResponseText, tokenise
 
 _DIGITS = re.compile(r"\d+")
@@ -86,33 +86,32 @@ def keyword_position(passage: ResponseText, keyword: str, n: int, m: int) -> Fau
     return unless(found.lower() == keyword.lower(), f"{found!r} there")
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, Run] = {
     # Words are runs of letters, digits and underscores: "don't" is two.
-    "count:word_count_range": check("between {min_words} and {max_words} words",
-        lambda p, min_words, max_words: unless(min_words <= len(p.runs) <= max_words, f"{len(p.runs)} words")),
+    "count:word_count_range": lambda p, min_words, max_words: unless(
+        min_words <= len(p.runs) <= max_words, f"{len(p.runs)} words"),
     # Words are split at white space, in lower case, without marks around them (lone marks count as one word).
-    "count:unique_word_count": count("at least", "N", "unique words",
-        lambda p: len({word.strip(AROUND) for word in p.lower.split()})),
+    "count:unique_word_count": lambda p, N: compare(
+        len({word.strip(AROUND) for word in p.lower.split()}), "at least", N, "unique words"),
     # Runs of digits after all marks are removed: 1,000, 3.5 and 2020-2021 are one number each.
-    "count:numbers": count("exactly", "N", "numbers", lambda p: len(_DIGITS.findall(p.bare))),
+    "count:numbers": lambda p, N: compare(len(_DIGITS.findall(p.bare)), "exactly", N, "numbers"),
     # As in the benchmark, "and", "And" and "and," count as three.
-    "count:conjunctions": count("at least", "small_n", "different coordinating conjunctions",
-        lambda p: len({word for word in p.raw.split() if word.strip(AROUND).lower() in _CONJUNCTIONS})),
+    "count:conjunctions": lambda p, small_n: compare(
+        len({word for word in p.raw.split() if word.strip(AROUND).lower() in _CONJUNCTIONS}), "at least", small_n,
+        "different coordinating conjunctions"),
     # Names from the prompt's list, as whole words, case-sensitive.
-    "count:person_names": count("at least", "N", "different names of the list",
-        lambda p: len(set(_NAMES.findall(p.raw)))),
+    "count:person_names": lambda p, N: compare(
+        len(set(_NAMES.findall(p.raw))), "at least", N, "different names of the list"),
     # Tokens that are pronouns, repeated ones too; "she/her" is two.
-    "count:pronouns": count("at least", "N", "pronouns",
-        lambda p: sum(t in _PRONOUNS for t in ResponseText(p.lower.replace("/", " ")).tokens)),
-    "count:punctuation": check("every standard punctuation mark and an interrobang", punctuation),
-    "count:words_japanese": check("every {N}th word in Japanese", words_japanese, N=COUNTED),
-    "count:keywords_multiple": check(
-        "{keyword1} once, {keyword2} twice, {keyword3} three, {keyword4} five and {keyword5} seven times",
-        keywords_multiple),
-    "ratio:stop_words": check("at most {percentage}% stop words", stop_words),
-    "ratio:overlap": check("a trigram overlap of {percentage}% (±2%) with the reference text", overlap),
-    "ratio:sentence_type": check("two declarative sentences to one interrogative", sentence_type),
-    "ratio:sentence_balance": check("as many declarative as interrogative and exclamatory sentences", sentence_balance),
-    "ratio:sentence_words": check("three sentences of the same number of characters", sentence_words),
-    "words:keywords_specific_position": check("{keyword} as word {m} of sentence {n}", keyword_position),
+    "count:pronouns": lambda p, N: compare(
+        sum(t in _PRONOUNS for t in ResponseText(p.lower.replace("/", " ")).tokens), "at least", N, "pronouns"),
+    "count:punctuation": punctuation,
+    "count:words_japanese": words_japanese,
+    "count:keywords_multiple": keywords_multiple,
+    "ratio:stop_words": stop_words,
+    "ratio:overlap": overlap,
+    "ratio:sentence_type": sentence_type,
+    "ratio:sentence_balance": sentence_balance,
+    "ratio:sentence_words": sentence_words,
+    "words:keywords_specific_position": keyword_position,
 }  # fmt: skip

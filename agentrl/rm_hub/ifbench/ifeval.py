@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from agentrl.rm_hub.ifbench.check import COUNTED, Check, Faults, check, compare, count, unless
+from agentrl.rm_hub.ifbench.check import Faults, Run, compare, unless
 from agentrl.rm_hub.ifbench.passage import ResponseText
 
 _ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -74,64 +74,58 @@ def title(passage: ResponseText) -> Faults:
     return ["no title"]
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, Run] = {
     # Case-insensitive. Keywords may be inside longer words; forbidden words are whole words.
-    "keywords:existence": check("the keywords {keywords}",
-        lambda p, keywords: (f"no {keyword!r}" for keyword in keywords if keyword.lower() not in p.lower)),
-    "keywords:frequency": check("{relation} {frequency} times {keyword}",
-        lambda p, keyword, frequency, relation: compare(p.lower.count(keyword.lower()), relation, frequency, "times")),
-    "keywords:forbidden_words": check("none of the words {forbidden_words}",
-        lambda p, forbidden_words: re.findall(rf"\b(?:{'|'.join(map(re.escape, forbidden_words))})\b", p.raw, re.I)),
+    "keywords:existence": lambda p, keywords: (
+        f"no {keyword!r}" for keyword in keywords if keyword.lower() not in p.lower),
+    "keywords:frequency": lambda p, keyword, frequency, relation: compare(
+        p.lower.count(keyword.lower()), relation, frequency, "times"),
+    "keywords:forbidden_words": lambda p, forbidden_words: re.findall(
+        rf"\b(?:{'|'.join(map(re.escape, forbidden_words))})\b", p.raw, re.I),
     # Case-insensitive; in two prompts of IFEval the letter is a mark.
-    "keywords:letter_frequency": check("{let_relation} {let_frequency} times the letter {letter}",
-        lambda p, letter, let_frequency, let_relation: compare(p.lower.count(letter), let_relation, let_frequency, "times")),
-    "language:response_language": check("the language {language} only", response_language),
-    "length_constraints:number_sentences": count("relation", "num_sentences", "sentences", lambda p: len(p.sentences)),
-    "length_constraints:number_paragraphs": check("{num_paragraphs} paragraphs divided by ***",
-        lambda p, num_paragraphs: _parts(_DIVIDER.split(p.raw), num_paragraphs, "paragraphs")),
+    "keywords:letter_frequency": lambda p, letter, let_frequency, let_relation: compare(
+        p.lower.count(letter), let_relation, let_frequency, "times"),
+    "language:response_language": response_language,
+    "length_constraints:number_sentences": lambda p, relation, num_sentences: compare(
+        len(p.sentences), relation, num_sentences, "sentences"),
+    "length_constraints:number_paragraphs": lambda p, num_paragraphs: _parts(
+        _DIVIDER.split(p.raw), num_paragraphs, "paragraphs"),
     # Words are runs of letters, digits and underscores.
-    "length_constraints:number_words": count("relation", "num_words", "words", lambda p: len(p.runs)),
-    "length_constraints:nth_paragraph_first_word": check(
-        "{num_paragraphs} paragraphs, of which number {nth_paragraph} begins with {first_word}", nth_paragraph,
-        num_paragraphs=COUNTED),
+    "length_constraints:number_words": lambda p, relation, num_words: compare(
+        len(p.runs), relation, num_words, "words"),
+    "length_constraints:nth_paragraph_first_word": nth_paragraph,
     # Square brackets with their content on one line.
-    "detectable_content:number_placeholders": count("at least", "num_placeholders", "placeholders in brackets",
-        lambda p: len(_PLACEHOLDER.findall(p.raw))),
+    "detectable_content:number_placeholders": lambda p, num_placeholders: compare(
+        len(_PLACEHOLDER.findall(p.raw)), "at least", num_placeholders, "placeholders in brackets"),
     # Anywhere, case-insensitive; P.S. and P.P.S may have a space between their letters.
-    "detectable_content:postscript": check("a postscript that starts with {postscript_marker}",
-        lambda p, postscript_marker: unless(
-            re.search(_POSTSCRIPTS.get(postscript_marker, re.escape(postscript_marker.lower())), p.lower))),
+    "detectable_content:postscript": lambda p, postscript_marker: unless(
+        re.search(_POSTSCRIPTS.get(postscript_marker, re.escape(postscript_marker.lower())), p.lower)),
     # Lines that begin with a hyphen or with a single asterisk.
-    "detectable_format:number_bullet_lists": count("exactly", "num_bullets", "bullet points",
-        lambda p: len(_BULLET.findall(p.raw))),
+    "detectable_format:number_bullet_lists": lambda p, num_bullets: compare(
+        len(_BULLET.findall(p.raw)), "exactly", num_bullets, "bullet points"),
     # One of the three fixed answers; other text is allowed.
-    "detectable_format:constrained_response": check(f"one of: {' '.join(_ANSWERS)}",
-        lambda p: unless(any(answer in p.raw for answer in _ANSWERS))),
+    "detectable_format:constrained_response": lambda p: unless(any(answer in p.raw for answer in _ANSWERS)),
     # Text between asterisks on one line; bold text counts once.
-    "detectable_format:number_highlighted_sections": count("at least", "num_highlights", "highlighted sections",
-        lambda p: sum(bool(span.strip("*").strip()) for span in (*_HIGHLIGHT.findall(p.raw), *_BOLD.findall(p.raw)))),
+    "detectable_format:number_highlighted_sections": lambda p, num_highlights: compare(
+        sum(bool(span.strip("*").strip()) for span in (*_HIGHLIGHT.findall(p.raw), *_BOLD.findall(p.raw))),
+        "at least", num_highlights, "highlighted sections"),
     # The word `section_spliter` with a digit after it, at least `num_sections` times.
-    "detectable_format:multiple_sections": check("{num_sections} sections that begin with {section_spliter} and a number",
-        lambda p, section_spliter, num_sections: compare(
-            len(re.findall(rf"{re.escape(section_spliter)}\s?\d", p.raw)), "at least", num_sections, "sections")),
-    "detectable_format:json_format": check("JSON and nothing else", json_format),
-    "detectable_format:title": check("a title in <<double angular brackets>>", title),
-    "combination:two_responses": check("two different responses divided by ******", two_responses),
+    "detectable_format:multiple_sections": lambda p, section_spliter, num_sections: compare(
+        len(re.findall(rf"{re.escape(section_spliter)}\s?\d", p.raw)), "at least", num_sections, "sections"),
+    "detectable_format:json_format": json_format,
+    "detectable_format:title": title,
+    "combination:two_responses": two_responses,
     # The beginning and the end are case-insensitive; a double quote may follow the end.
-    "combination:repeat_prompt": check("the request first, word for word",
-        lambda p, prompt_to_repeat: unless(p.lower.strip().startswith(prompt_to_repeat.strip().lower()))),
-    "startend:end_checker": check("{end_phrase} at the end",
-        lambda p, end_phrase: unless(p.lower.strip().strip('"').endswith(end_phrase.lower()))),
-    "startend:quotation": check("double quotation marks around the whole answer",
-        lambda p: unless(len(p.raw.strip()) > 1 and p.raw.strip()[0] == p.raw.strip()[-1] == '"')),
+    "combination:repeat_prompt": lambda p, prompt_to_repeat: unless(
+        p.lower.strip().startswith(prompt_to_repeat.strip().lower())),
+    "startend:end_checker": lambda p, end_phrase: unless(p.lower.strip().strip('"').endswith(end_phrase.lower())),
+    "startend:quotation": lambda p: unless(len(p.raw.strip()) > 1 and p.raw.strip()[0] == p.raw.strip()[-1] == '"'),
     # Tokens in capitals only; "I" and "A" count.
-    "change_case:capital_word_frequency": count("capital_relation", "capital_frequency", "words in capitals",
-        lambda p: sum(t.isupper() for t in p.tokens)),
+    "change_case:capital_word_frequency": lambda p, capital_relation, capital_frequency: compare(
+        sum(t.isupper() for t in p.tokens), capital_relation, capital_frequency, "words in capitals"),
     # langdetect must guess English.
-    "change_case:english_capital": check("English in capitals only",
-        lambda p: response_language(p, "en") if p.raw.isupper() else ["other letters"]),
-    "change_case:english_lowercase": check("English in lower case only",
-        lambda p: response_language(p, "en") if p.raw.islower() else ["other letters"]),
+    "change_case:english_capital": lambda p: response_language(p, "en") if p.raw.isupper() else ["other letters"],
+    "change_case:english_lowercase": lambda p: response_language(p, "en") if p.raw.islower() else ["other letters"],
     # No ASCII comma.
-    "punctuation:no_comma": check("no commas", lambda p: unless("," not in p.raw)),
+    "punctuation:no_comma": lambda p: unless("," not in p.raw),
 }  # fmt: skip

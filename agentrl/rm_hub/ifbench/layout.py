@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Mapping
 from itertools import pairwise
 
-from agentrl.rm_hub.ifbench.check import Check, Faults, check, compare, unless
+from agentrl.rm_hub.ifbench.check import Faults, Run, compare, unless
 from agentrl.rm_hub.ifbench.passage import AROUND, LISTS, MARKS, ResponseText, split_sentences
 from agentrl.rm_hub.ifbench.words import neighbours
 
@@ -219,45 +219,39 @@ def _in_napoleons_life(text: str) -> bool:
         return False
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, Run] = {
     # Round, square and curly brackets, of which the innermost is closed.
-    "format:parentheses": check("brackets nested at least 5 deep", lambda p: unless(_nests(p.raw, _BRACKETS, 5, 1))),
+    "format:parentheses": lambda p: unless(_nests(p.raw, _BRACKETS, 5, 1)),
     # Straight quotes, closed. As in the benchmark, an apostrophe counts as a quote.
-    "format:quotes": check("quotes within quotes at least 3 deep", lambda p: unless(_nests(p.raw, _QUOTES, 3, 3))),
-    "format:options": check("one of {options} and nothing else", options),
-    "format:newline": check("each word on a new line", newline),
-    "format:emoji": check("an emoji at the end of every sentence", emoji_ends),
-    "format:line_indent": check("each line indented more than the one before", line_indent),
-    "format:quote_unquote": check("an explanation after every quoted phrase", quote_unquote),
+    "format:quotes": lambda p: unless(_nests(p.raw, _QUOTES, 3, 3)),
+    "format:options": options,
+    "format:newline": newline,
+    "format:emoji": emoji_ends,
+    "format:line_indent": line_indent,
+    "format:quote_unquote": quote_unquote,
     # The separator comes at least twice, anywhere.
-    "format:list": check("a list of items marked with {sep}",
-        lambda p, sep: compare(p.raw.count(sep), "at least", 2, f"times {sep!r}")),
-    "format:thesis": check("sections that begin with a thesis in HTML italics", thesis),
+    "format:list": lambda p, sep: compare(p.raw.count(sep), "at least", 2, f"times {sep!r}"),
+    "format:thesis": thesis,
     # A hyphen follows each asterisk before the next. As in the benchmark, bold text counts, and no bullets pass.
-    "format:sub-bullets": check("bullet points (*) with sub-bullet points (-)",
-        lambda p: unless(all("-" in part for part in p.raw.split("*")[1:]))),
-    "format:no_bullets_bullets": check("two sentences, then two bullet points (*)", no_bullets_bullets),
-    "format:title_case": check("title case throughout", title_case),
+    "format:sub-bullets": lambda p: unless(all("-" in part for part in p.raw.split("*")[1:])),
+    "format:no_bullets_bullets": no_bullets_bullets,
+    "format:title_case": title_case,
     # The three headings, anywhere.
-    "format:output_template": check("the template My Answer, My Conclusion, Future Outlook",
-        lambda p: (f"no {h!r}" for h in ("My Answer:", "My Conclusion:", "Future Outlook:") if h not in p.raw)),
+    "format:output_template": lambda p: (
+        f"no {h!r}" for h in ("My Answer:", "My Conclusion:", "Future Outlook:") if h not in p.raw),
     # No space, tab or line break, also not at the ends.
-    "format:no_whitespace": check("no white space", lambda p: unless(p.raw.split() == [p.raw])),
+    "format:no_whitespace": lambda p: unless(p.raw.split() == [p.raw]),
     # The numbers of the answer, in this order; words do not matter.
-    "custom:multiples": check("the multiples of 7 from 10 to 50",
-        lambda p: unless(_NUMBER.findall(p.raw) == [str(n) for n in range(14, 50, 7)])),
-    "custom:mcq_count_length": check("4 questions with 5 options, each longer than the one before", mcq_count_length),
-    "custom:reverse_newline": check("the countries of Africa in reverse order, one a line", reverse_newline),
-    "custom:word_reverse": check("the bald eagle in a sentence reversed by words",
-        lambda p: unless("bald eagle" in " ".join(reversed(p.bare_words)))),
-    "custom:character_reverse": check("the bald eagle in a sentence reversed by letters",
-        lambda p: unless("elgae dlab" in p.lower)),
-    "custom:sentence_alphabet": check("26 sentences that begin with a to z", sentence_alphabet),
-    "custom:european_capitals_sort": check("the northern capitals from north to south", european_capitals_sort),
-    "custom:csv_city": check("CSV with 7 rows of ID, Country, City, Year, Count", csv_city),
-    "custom:csv_special_character": check("CSV with 14 rows of products and a special character in quotes",
-        csv_special_character),
-    "custom:csv_quotes": check("3 tab-separated rows with every field in quotes", csv_quotes),
-    "custom:date_format_list": check("dates as YYYY-MM-DD between commas",
-        lambda p: (repr(date) for date in map(str.strip, p.raw.split(",")) if not _in_napoleons_life(date))),
+    "custom:multiples": lambda p: unless(_NUMBER.findall(p.raw) == [str(n) for n in range(14, 50, 7)]),
+    "custom:mcq_count_length": mcq_count_length,
+    "custom:reverse_newline": reverse_newline,
+    "custom:word_reverse": lambda p: unless("bald eagle" in " ".join(reversed(p.bare_words))),
+    "custom:character_reverse": lambda p: unless("elgae dlab" in p.lower),
+    "custom:sentence_alphabet": sentence_alphabet,
+    "custom:european_capitals_sort": european_capitals_sort,
+    "custom:csv_city": csv_city,
+    "custom:csv_special_character": csv_special_character,
+    "custom:csv_quotes": csv_quotes,
+    "custom:date_format_list": lambda p: (
+        repr(date) for date in map(str.strip, p.raw.split(",")) if not _in_napoleons_life(date)),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import TypeVar
 
-from agentrl.rm_hub.ifbench.check import COUNTED, Check, Faults, check, count, unless
+from agentrl.rm_hub.ifbench.check import Faults, Run, compare, unless
 from agentrl.rm_hub.ifbench.passage import AROUND, MARKS, ResponseText, starts_with_verb
 
 _CLUSTER = re.compile(r"[b-df-hj-np-tv-z]{2}")
@@ -80,46 +80,37 @@ def repeat_span(passage: ResponseText, prompt_to_repeat: str, n_start: int, n_en
     return unless(same or answer == prompt_to_repeat[span].strip().lower())
 
 
-CHECKS: dict[str, Check] = {
-    "words:alphabet": check("each word starts with the next letter of the alphabet", alphabet),
+CHECKS: dict[str, Run] = {
+    "words:alphabet": alphabet,
     # At most three of the five vowels, in all words together.
-    "words:vowel": check("one paragraph with only three types of vowels",
-        lambda p: unless("\n" not in p.raw.strip() and len(set("aeiou") & set(p.lower)) <= 3)),
+    "words:vowel": lambda p: unless("\n" not in p.raw.strip() and len(set("aeiou") & set(p.lower)) <= 3),
     # Two adjacent consonants (y is a consonant); words are split at white space.
-    "words:consonants": check("a consonant cluster in each word",
-        lambda p: (repr(w) for w in p.lower.split() if not _CLUSTER.search(w))),
+    "words:consonants": lambda p: (repr(w) for w in p.lower.split() if not _CLUSTER.search(w)),
     # A repeated palindrome counts again, as in the benchmark.
-    "words:palindrome": count("at least", 10, "palindromes of at least 5 characters",
-        lambda p: sum(len(word) >= 5 and word == word[::-1] for word in p.bare_words)),
+    "words:palindrome": lambda p: compare(
+        sum(len(word) >= 5 and word == word[::-1] for word in p.bare_words), "at least", 10,
+        "palindromes of at least 5 characters"),
     # Lengths without ASCII marks, below 100.
-    "words:prime_lengths": check("only words whose length is a prime number",
-        lambda p: (repr(w) for w in p.bare.split() if len(w) not in _PRIMES)),
-    "words:start_verb": check("a verb as the first word",
-        lambda p: unless(starts_with_verb(p), f"it starts with {p.raw.split()[0]!r}")),
+    "words:prime_lengths": lambda p: (repr(w) for w in p.bare.split() if len(w) not in _PRIMES),
+    "words:start_verb": lambda p: unless(starts_with_verb(p), f"it starts with {p.raw.split()[0]!r}"),
     # In lower case and without marks.
-    "words:repeats": check("no word more than {small_n} times",
-        lambda p, small_n: (repr(word) for word, got in Counter(p.bare_words).items() if got > small_n)),
-    "words:odd_even_syllables": check("words with odd and even numbers of syllables in turn", odd_even_syllables),
-    "words:last_first": check("the last word of each sentence as the first of the next", last_first),
-    "words:paragraph_last_first": check("each paragraph ends with the word it starts with", paragraph_last_first),
-    "words:no_consecutive": check("no two consecutive words with the same first letter",
-        lambda p: neighbours(p.bare_words, lambda one, other: one[0] != other[0])),
-    "words:words_position": check("{keyword} as the second word and the second to last", words_position),
+    "words:repeats": lambda p, small_n: (repr(word) for word, got in Counter(p.bare_words).items() if got > small_n),
+    "words:odd_even_syllables": odd_even_syllables,
+    "words:last_first": last_first,
+    "words:paragraph_last_first": paragraph_last_first,
+    "words:no_consecutive": lambda p: neighbours(p.bare_words, lambda one, other: one[0] != other[0]),
+    "words:words_position": words_position,
     # As a whole word, case-insensitive.
-    "sentence:keyword": check("{word} in sentence {N}",
-        lambda p, word, N: unless(re.search(rf"\b{re.escape(word)}\b", "".join(p.sentences[N - 1 : N]), re.IGNORECASE)),
-        N=COUNTED),
+    "sentence:keyword": lambda p, word, N: unless(
+        re.search(rf"\b{re.escape(word)}\b", "".join(p.sentences[N - 1 : N]), re.IGNORECASE)),
     # Exactly `small_n` more words; marks alone are not words.
-    "sentence:increment": check("each sentence {small_n} words longer than the one before",
-        lambda p, small_n: neighbours((len(ResponseText(one).bare_words) for one in p.sentences),
-            lambda one, other: other == one + small_n)),
-    "sentence:alliteration_increment": check(
-        "more consecutive alliterative words in each sentence than in the one before", alliteration_increment),
+    "sentence:increment": lambda p, small_n: neighbours(
+        (len(ResponseText(one).bare_words) for one in p.sentences), lambda one, other: other == one + small_n),
+    "sentence:alliteration_increment": alliteration_increment,
     # All words after the first must be those of the request; the answer must not be the request itself.
-    "repeat:repeat_change": check("the request with another first word",
-        lambda p, prompt_to_repeat: unless(p.raw.split()[1:] == prompt_to_repeat.split()[1:] and p.raw != prompt_to_repeat)),
+    "repeat:repeat_change": lambda p, prompt_to_repeat: unless(
+        p.raw.split()[1:] == prompt_to_repeat.split()[1:] and p.raw != prompt_to_repeat),
     # Case-insensitive, without other text.
-    "repeat:repeat_simple": check("the sentence that asks to output only this sentence",
-        lambda p: unless(p.lower.strip() == _SIMPLE)),
-    "repeat:repeat_span": check("words {n_start} to {n_end} of the request", repeat_span),
+    "repeat:repeat_simple": lambda p: unless(p.lower.strip() == _SIMPLE),
+    "repeat:repeat_span": repeat_span,
 }  # fmt: skip
