@@ -9,18 +9,7 @@ from agentrl.cli.settings_command import settings_command
 from agentrl.config.settings import RunSettings
 
 
-@settings_command(
-    "eval",
-    """
-    agentrl eval --config run.yaml --hf-checkpoint runs/latest/model
-    agentrl eval --hf-checkpoint ./model --env my_env.py:MyEnv \\
-        --eval-prompt-data dev dev.jsonl --n-samples-per-eval-prompt 4
-    agentrl eval --engine openai --base-url http://127.0.0.1:8000/v1 \\
-        --hosted-model large --env my_env.py:MyEnv \\
-        --eval-prompt-data dev dev.jsonl
-    agentrl eval --compare runs/before runs/after
-    """,
-)
+@settings_command("eval")
 def command(settings: RunSettings) -> int:
     """Evaluate a model on held-out prompts, with the environment, parser and grader that training uses.
 

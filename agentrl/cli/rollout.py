@@ -6,16 +6,7 @@ from agentrl.cli.settings_command import settings_command
 from agentrl.config.settings import RunSettings
 
 
-@settings_command(
-    "rollout",
-    """
-    agentrl rollout --config run.yaml --num-rollout 1
-    agentrl rollout --hf-checkpoint ./model --env my_env.py:MyEnv \\
-        --prompt-data train.jsonl --num-rollout 1
-    agentrl rollout --engine openai --base-url https://api.openai.com/v1 \\
-        --hosted-model gpt-4.1 --env my_env.py:MyEnv --prompt-data train.jsonl
-    """,
-)
+@settings_command("rollout")
 def command(settings: RunSettings) -> int:
     """Generate and grade trajectories without training: to try an environment, or to collect data.
 

@@ -3,6 +3,7 @@ and lists the others by topic; `--help-all` explains every setting."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ from agentrl.config.problems import Problems
 from agentrl.config.settings import Purpose, RunSettings
 
 _GIVEN, _PROBLEMS = "settings", "problems"
+_EXAMPLES = Path(__file__).with_name("examples")
 
 
 class SettingsCommand(click.Command):
@@ -88,11 +90,11 @@ def given_settings(
 
 
 def settings_command(
-    purpose: Purpose, examples: str, *, name: str | None = None, presets: Mapping[str, Any] = MappingProxyType({})
+    purpose: Purpose, *, name: str | None = None, presets: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[[Callable[[RunSettings], int]], click.Command]:
     """Make a click command of a function that takes the run's settings and returns an exit code. `purpose`: the
-    required settings (`RunSettings.check_complete`), and the default `name`. `examples` end its `--help`. A file and
-    flags override `presets`."""
+    required settings (`RunSettings.check_complete`), and the default `name`. The file `examples/NAME.txt` ends its
+    `--help`. A file and flags override `presets`."""
 
     def make(function: Callable[[RunSettings], int]) -> click.Command:
         def callback(config: str | None, slime_script: str | None, dry_run: bool) -> int:
@@ -104,7 +106,8 @@ def settings_command(
                 click.echo(f"note: {line}", err=True)
             return _dry_run(settings, purpose, problems) if dry_run or problems.any else function(settings)
 
-        epilog = "\b\nExamples:\n" + textwrap.indent(textwrap.dedent(examples).strip(), "  ")
+        examples = (_EXAMPLES / f"{name or purpose}.txt").read_text(encoding="utf-8")
+        epilog = "\b\nExamples:\n" + textwrap.indent(examples, "  ")
         about: dict[str, Any] = {"help": function.__doc__, "epilog": epilog}
         made = SettingsCommand(name or purpose, params=_own_options(), callback=callback, **about)
         made.presets = presets

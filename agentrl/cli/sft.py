@@ -8,17 +8,7 @@ PRESETS |= {"n_samples_per_prompt": 1, "rollout_shuffle": True, "lr": 1e-5}
 """Defaults of this command that differ from those of `train`; a file and flags override them."""
 
 
-@settings_command(
-    "train",
-    """
-    agentrl sft --hf-checkpoint ./model --prompt-data chats.jsonl
-    agentrl sft --hf-checkpoint ./model --prompt-data chats.jsonl \\
-        --num-epoch 3 --rollout-batch-size 32 --lr 2e-5 --output-dir runs/sft
-    agentrl sft --config sft.yaml --sft-turns last --backend local
-    """,
-    name="sft",
-    presets=PRESETS,
-)
+@settings_command("train", name="sft", presets=PRESETS)
 def command(settings: RunSettings) -> int:
     """Teach a model by examples: whole conversations, tool calls included (supervised fine-tuning).
 

@@ -4,15 +4,7 @@ from agentrl.cli.settings_command import settings_command
 from agentrl.config.settings import RunSettings
 
 
-@settings_command(
-    "train",
-    """
-    agentrl train --hf-checkpoint ./model --env my_env.py:MyEnv \\
-        --prompt-data train.jsonl
-    agentrl train --config run.yaml --lr 2e-6
-    agentrl train --config run.yaml --dry-run
-    """,
-)
+@settings_command("train")
 def command(settings: RunSettings) -> int:
     """Train a model: generate trajectories, grade them, learn from them, and repeat.
 
