@@ -1,4 +1,4 @@
--- The tables of a ledger. `agentrl.buffer.sqlite` has the layout's number and the older layouts.
+-- The tables of a ledger. `agentrl.buffer.sqlite` has the layout's number; `ledger_from_2.sql` converts the older layout.
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, prompt_index INTEGER, state TEXT NOT NULL, reason TEXT,

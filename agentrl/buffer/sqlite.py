@@ -31,44 +31,11 @@ _log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 3
 
-_SCHEMA = Path(__file__).with_name("ledger.sql").read_text(encoding="utf-8")
-
-_RESULTS = """
-CREATE TABLE IF NOT EXISTS results (
-    prompt_index INTEGER NOT NULL, group_id INTEGER NOT NULL, version INTEGER NOT NULL, successes INTEGER NOT NULL,
-    trials INTEGER NOT NULL, PRIMARY KEY (prompt_index, group_id)
-) WITHOUT ROWID"""
-"""Results of finished groups, by row of the prompt data. A ledger of this layout may lack the table."""
-
-_FROM_2 = """
-ALTER TABLE groups RENAME COLUMN step TO version;
-DROP INDEX groups_by_step;
-CREATE INDEX groups_by_version ON groups (version, state);
-ALTER TABLE events ADD COLUMN version INTEGER;
-UPDATE events SET version=step, step=NULL WHERE to_state NOT IN ('trained', 'recover')
-    AND ifnull(reason, '') NOT IN ('after the checkpoint', 'samples pruned', 'weights of another life', 'the run stopped');
-UPDATE meta SET value='3' WHERE key='schema'"""
-"""Converts layout 2, in which `step` was a group's version, to this layout."""
-
+_SCHEMA, _RESULTS, _FROM_2, _WRONG = (
+    Path(__file__).with_name(f"{name}.sql").read_text(encoding="utf-8")
+    for name in ("ledger", "ledger_results", "ledger_from_2", "ledger_wrong")
+)
 RESTORE = "restore it from a backup, or start the run in a new folder"
-_WRONG = """
-SELECT 'group ' || group_id || ' is lost, or not in the state that its last event names' FROM
-    (SELECT group_id, to_state, max(seq) FROM events WHERE group_id IS NOT NULL GROUP BY group_id)
-    LEFT JOIN groups USING (group_id) WHERE state IS NOT to_state
-UNION ALL SELECT 'a group is lost' FROM (SELECT count(*) AS made, max(group_id) AS last FROM groups)
-    WHERE made != ifnull(last, -1) + 1
-UNION ALL SELECT 'group ' || group_id || ' has a value of a wrong type' FROM groups
-    WHERE state NOT IN ('waiting', 'leased', 'completed', 'trained', 'dropped')
-    OR (typeof(epoch), typeof(version), typeof(attempts)) != ('integer', 'integer', 'integer')
-    OR (typeof(ifnull(prompt_index, 0)), typeof(ifnull(train_step, 0))) != ('integer', 'integer')
-    OR (typeof(ifnull(completed, 0)), typeof(ifnull(tokens, 0))) != ('integer', 'integer')
-UNION ALL SELECT 'the samples of group ' || group_id || ' are lost' FROM groups
-    WHERE state = 'completed' AND group_id NOT IN (SELECT group_id FROM payloads)
-    OR state IN ('waiting', 'leased') AND prompt_index IS NULL AND group_id NOT IN (SELECT group_id FROM starts)
-UNION ALL SELECT 'the step of its checkpoint is ' || value FROM meta
-    WHERE key = 'checkpoint' AND CAST(CAST(value AS INTEGER) AS TEXT) IS NOT value
-LIMIT 3"""
-"""Finds contents that the program never writes; each row describes one error."""
 
 
 class LedgerFile:
