@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 import anyio
@@ -130,29 +131,6 @@ def encode_request(code: str, stdin: str, wall: float) -> bytes:
     return request
 
 
-_PROBE = """
-import json, os, socket
-reached = []
-def attempt(name, function):
-    try:
-        function()
-    except OSError:
-        return
-    reached.append(name)
-def write():
-    with open({written!r}, "w") as file:
-        file.write("x")
-def connect():
-    socket.create_connection(("127.0.0.1", {port}), timeout=1).close()
-attempt("a file of the host", lambda: open({secret!r}).close())
-attempt("/etc/passwd", lambda: open("/etc/passwd").close())
-attempt("writing a file on the host", write)
-attempt("the network", connect)
-attempt("another process", lambda: os.kill({pid}, 0) if os.getpid() != {pid} and {pid} != 1 else os.stat("/nowhere"))
-print(json.dumps(reached))
-"""
-
-
 @contextmanager
 def _bait() -> Iterator[tuple[str, str]]:
     """Yield a program that tries to reach things on the host, and the folder on the host where it tries to write."""
@@ -162,7 +140,8 @@ def _bait() -> Iterator[tuple[str, str]]:
         secret, written = os.path.join(name, "secret"), os.path.join(name, "written")
         with open(secret, "w", encoding="ascii") as file:
             file.write("secret")
-        yield _PROBE.format(secret=secret, written=written, port=listener.getsockname()[1], pid=os.getpid()), name
+        trial = Path(__file__).with_name("trial.py.txt").read_text(encoding="utf-8")
+        yield trial.format(secret=secret, written=written, port=listener.getsockname()[1], pid=os.getpid()), name
 
 
 async def check_confined(run: Callable[[str], Awaitable[RunResult]]) -> None:
