@@ -234,8 +234,9 @@ class HealthMonitor:
         if gone := [member.url for member, incarnation in group.items() if member.incarnation != incarnation]:
             raise _broken(", ".join(sorted(names)), gone)
         async with self._session(group, version):
-            for bucket in update.buckets:
-                await self._registry.all(partial(EngineClient.receive, bucket=bucket, version=version), group)
+            for number, bucket in enumerate(update.buckets, 1):
+                label = _label(version, len(update.buckets) - number)
+                await self._registry.all(partial(EngineClient.receive, bucket=bucket, version=label), group)
 
     async def offer(self, key: str, handles: Handles) -> None:
         """Offer a bucket to the `SharedUpdate` in progress; return when the engines have taken it."""
@@ -255,8 +256,8 @@ class HealthMonitor:
                     raise EngineTimeout(said) from None
                 if key == update.key:  # a bucket with another key belongs to a failed update
                     own = dict(zip(self._registry.members, handles, strict=False))
-                    await self._registry.all(partial(_take, own, version), members)
                     left -= 1
+                    await self._registry.all(partial(_take, own, _label(version, left)), members)
                 taken.set()
 
     @asynccontextmanager
@@ -268,7 +269,7 @@ class HealthMonitor:
                 yield
                 await self._registry.all(EngineClient.end_update, members)
             except BaseException:
-                for member in members:  # some tensors are old and some are new, whatever version the engine reports
+                for member in members:  # some tensors are old and some are new
                     member.weights = "stale"
                 raise
             self._sent(version, None, members)
@@ -348,6 +349,11 @@ def _left_out(failures: Mapping[EngineClient, EngineFailure]) -> None:
 def _broken(name: str, who: Sequence[str]) -> EngineFailure:
     said = f"weight group {name} has lost {', '.join(who)}; make a new group"
     return EngineUnreachable(said, kind="weight_group_broken")
+
+
+def _label(version: str, left: int) -> str:
+    """Return the label that a bucket brings, before `left` more. An engine that misses the rest then has no version."""
+    return f"{version}-incomplete" if left else version
 
 
 def _take(handles: Mapping[EngineClient, Sequence[str]], version: str, member: EngineClient) -> Awaitable[None]:

@@ -36,6 +36,7 @@ class Recorder(HttpTransport):
         self.refuses = {key: list(statuses) for key, statuses in (refuses or {}).items()}
         self.calls: list[tuple[str, str, Any]] = []
         self.models = 200
+        self.versions = dict[str, str]()
 
     async def __aenter__(self) -> Self:
         return self
@@ -49,10 +50,14 @@ class Recorder(HttpTransport):
         host, path = urlsplit(url).netloc, url[url.index("/", 8) :]
         await anyio.lowlevel.checkpoint()
         if path == "/model_info":
-            return Reply((self.refuses.get((host, path)) or [self.models]).pop(0), b"{}")
-        self.calls.append((host, path, None if body is None else orjson.loads(body)))
-        statuses = self.refuses.get((host, path)) or [200]
-        return Reply(statuses.pop(0), b"")
+            info = orjson.dumps({"weight_version": self.versions[host]} if host in self.versions else {})
+            return Reply((self.refuses.get((host, path)) or [self.models]).pop(0), info)
+        sent = None if body is None else orjson.loads(body)
+        self.calls.append((host, path, sent))
+        status = (self.refuses.get((host, path)) or [200]).pop(0)
+        if sent and "weight_version" in sent and status == 200:
+            self.versions[host] = sent["weight_version"]
+        return Reply(status, b"")
 
     def paths(self, host: str) -> list[str]:
         """Return the paths of the requests to `host`, in order."""
@@ -65,6 +70,11 @@ class Recorder(HttpTransport):
 
 def pool_over(recorder: Recorder) -> EnginePool:
     return EnginePool(URLS, vocab_size=8, transport=recorder)
+
+
+def labels(recorder: Recorder, path: str) -> list[str]:
+    """Return the labels of the weights that the first engine got, in order."""
+    return [body["weight_version"] for host, at, body in recorder.calls if (host, at) == ("one", path)]
 
 
 async def joined(pool: EnginePool, recorder: Recorder) -> EnginePool:
@@ -111,8 +121,9 @@ async def test_what_an_update_says() -> None:
         "group_name": "group",
         "load_format": "flattened_bucket",
         "flush_cache": True,
-        "weight_version": "8",
+        "weight_version": "8-incomplete",
     }
+    assert labels(recorder, "/update_weights_from_distributed") == ["8-incomplete", "8"]
 
 
 async def test_buckets_in_shared_memory_are_taken_one_by_one() -> None:
@@ -133,8 +144,9 @@ async def test_buckets_in_shared_memory_are_taken_one_by_one() -> None:
         "serialized_named_tensors": ["handle 0", "rank 1's"],
         "load_format": "flattened_bucket",
         "flush_cache": True,
-        "weight_version": "7",
+        "weight_version": "7-incomplete",
     }
+    assert labels(recorder, "/update_weights_from_tensor") == ["7-incomplete", "7"]
     assert pool.version == "7"
 
 
@@ -219,6 +231,20 @@ async def test_a_broadcast_that_one_engine_misses_fails_and_all_are_stale() -> N
     with pytest.raises(EngineRejected, match="/update_weights_from_distributed at http://two"):
         await pool.receive(BROADCAST, "7")
     assert [member.weights for member in pool.members] == ["stale", "stale"]
+
+
+@pytest.mark.parametrize("to_others", [False, True])
+async def test_an_engine_with_a_part_of_a_broadcast_stays_stale(to_others: bool) -> None:
+    """Also if the update fails as a whole, and if the other engine gets the same version later."""
+    recorder = Recorder({("two", "/update_weights_from_distributed"): [200, 200, 200, 400]})
+    pool = await joined(pool_over(recorder), recorder)
+    await pool.receive(BROADCAST, "6")
+    with pytest.raises(EngineRejected):
+        await pool.receive(BROADCAST, "7")
+    if to_others:
+        pool._registry.sent("7", None, pool.members[:1])
+    await pool._registry.regain(pool.members[1])
+    assert pool.members[1].weights == "stale"
 
 
 async def test_a_weight_group_with_a_lost_member_must_be_made_again() -> None:
