@@ -62,7 +62,8 @@ def read(answer: Any, asked: RequestExpectations) -> Generation:
     if asked.prompt is not None:
         _check_prompt(meta.get("prompt_tokens"), answer.get("prompt_token_ids"), asked.prompt)
     _check_counts(meta, len(ids), asked)
-    prompt_log_probs = _scored(meta, asked.scored)
+    unscored = finish.type == "abort" and not ids  # interrupted before the prompt was read
+    prompt_log_probs = [] if unscored else _scored(meta, asked.scored)
     kept, log_probs = _kept(meta, ids, asked) if asked.kept else (None, log_probs)
     routed = None if asked.routed_from is None else _routed(meta, len(ids), finish.type == "abort", asked)
     if not ids and finish.type == "length" and asked.max_new_tokens != 0:

@@ -353,4 +353,4 @@ def _finish(got: Generation, params: SamplingParams) -> FinishReason:
     """Return why an aborted part ended. SGLang reports abort even if the last token ended the part anyway."""
     if got.ids and not params.ignore_eos and got.ids[-1] in (params.stop_token_ids or ()):
         return FinishReason("stop", got.ids[-1])
-    return FinishReason("length" if len(got.ids) == params.max_new_tokens else "abort")
+    return FinishReason("length" if got.ids and len(got.ids) == params.max_new_tokens else "abort")

@@ -156,7 +156,7 @@ def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
         prompt_tokens=prompt_tokens,
         cached_tokens=first.cached_tokens,
         meta_info=meta,
-        prompt_log_probs=first.prompt_log_probs,
+        prompt_log_probs=next((part.prompt_log_probs for part in parts if part.prompt_log_probs), []),
         kept=[ids for part in parts for ids in part.kept or ()] if first.kept is not None else None,
         routed=np.concatenate(routed) if routed else None,
         raw=tuple(raw for part in parts for raw in part.raw),

@@ -1,6 +1,7 @@
 """Calls of a pool that a pause, an update or an abort interrupts: they continue with their tokens, or end with them."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -108,6 +109,32 @@ async def test_an_interrupted_answer_with_a_grammar_begins_again() -> None:
             await pool.resume()
     assert [body["input_ids"] for body in server.generates] == [[1], [1]]
     assert got[0].ids == list(range(10, 18))
+
+
+@pytest.mark.parametrize("read", [None, [[None, 1, None]]])
+async def test_log_probs_that_an_update_interrupts_are_computed_again(read: list[Any] | None, tmp_path: Path) -> None:
+    """An engine reports no log-probs of a prompt that it has not read, or the first token's place only."""
+
+    async def interrupted(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        await until(lambda: server.version == "7")
+        scored = {} if read is None else {"input_token_logprobs": read}
+        return web.json_response(answer([], finish_reason={"type": "abort"}, weight_version="1", **scored))
+
+    found = [[None, 1, None], [-1.0, 2, None], [-2.0, 3, None]]
+    scored = ok([], input_token_logprobs=found)
+    async with serving(interrupted, scored) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        await pool.receive(DiskUpdate(str(tmp_path)), "1")
+        got: list[list[float]] = []
+
+        async def score() -> None:
+            got.append(await pool.log_probs([1, 2, 3], 2))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(score)
+            await server.arrived.wait()
+            await pool.receive(DiskUpdate(str(tmp_path)), "7")
+        assert got == [[-1.0, -2.0]]
+        assert pool.figures()["engines/failed"] == 0
 
 
 async def test_an_engine_that_aborts_again_and_again_is_a_failure() -> None:
