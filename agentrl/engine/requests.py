@@ -294,12 +294,13 @@ class Requests:
         except EngineRejected as error:
             raise EngineRejected(f"{error} (from {member.url})", status=error.status, kind=error.kind) from None
         call.rid = uuid.uuid4().hex
-        if got.finish_reason.type == "abort" and not (got.ids or call.interrupted or call.aborted or self.shared):
+        interrupted = got.finish_reason.type == "abort" and not got.ids
+        if interrupted and not (call.interrupted or call.aborted or self.shared):
             said = f"{member.url} aborted the request before its first token, and this client did not ask for it"
             raise unusable(f"{said}; check that no other client controls this engine", "aborted")
-        if None in call.versions:  # before the first update every version is right
+        if interrupted or None in call.versions:  # before the first update every version is right
             return got
-        if strange := {version for version, _, _ in got.weight_versions} - call.versions:
+        if strange := ({version for version, _, _ in got.weight_versions} or {got.weight_version}) - call.versions:
             said = f"{member.url} answered with weights of version {sorted(strange)}; expected {self._registry.version}"
             why = "check that it was not restarted and that no other client sends weights"
             raise unusable(f"{said}; {why}", "other_weights")

@@ -45,6 +45,19 @@ async def test_an_engine_with_other_weights_is_noticed_and_given_the_current_one
     assert server.loaded == [str(tmp_path)] * 2
 
 
+async def test_log_probs_of_other_weights_are_refused(tmp_path: Path) -> None:
+    found = [[None, 1, None], [-1.0, 2, None], [-2.0, 3, None]]
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.1})
+    async with (
+        serving(ok([], input_token_logprobs=found)) as server,
+        EnginePool([server.url], settings, vocab_size=512) as pool,
+    ):
+        await pool.receive(DiskUpdate(str(tmp_path)), "7")
+        server.version = "default"  # restarted, and the pool has not noticed
+        assert await pool.log_probs([1, 2, 3], 2) == [-1.0, -2.0]
+    assert server.loaded == [str(tmp_path)] * 2
+
+
 async def test_weights_that_were_broadcast_cannot_be_given_again() -> None:
     async with serving(ok([5])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
         pool._registry.sent("7", None, pool.members)
