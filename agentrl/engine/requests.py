@@ -260,7 +260,10 @@ class Requests:
             sink = streamed.part if streamed else call.part if call.sink else None
             try:
                 reply = await member.ask(path, call.rid, body, headers, sink)
-                return streamed.whole(reply) if streamed else reply
+                reply = streamed.whole(reply) if streamed else reply
+                if adapter and reply.status == 400 and adapter.encode() in reply.body:  # it was started again
+                    raise EngineRejected(f"{member.url} lacks the adapter {adapter}", status=400, kind="other_weights")
+                return reply
             finally:
                 call.member = None
                 self._count(-1)

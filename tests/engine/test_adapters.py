@@ -6,16 +6,18 @@ from typing import Any
 import orjson
 import pytest
 import torch
+from aiohttp import web
 from transformers import AutoModelForCausalLM
 
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
+from agentrl.engine.transport import Sink
 from agentrl.engine.weights import DiskUpdate
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineFailure
 from agentrl.lora import LoraShape, write_adapter
 from tests.engine.conftest import OwnTransport
-from tests.engine.faults import FAST, ok, serving
+from tests.engine.faults import FAST, PARAMS, FaultyServer, ok, serving, status
 
 SETTINGS = EngineSettings(embedded_slots=4, engine_max_retries=0)
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
@@ -97,6 +99,30 @@ async def test_an_engine_that_was_started_again_gets_its_adapter_back(tmp_path: 
         server.version = "default"
         await pool._registry.regain(pool.members[0])
         assert (server.adapters, server.version) == (["2"], "2")
+
+
+@pytest.mark.parametrize("sink", [None, lambda _: None], ids=["whole", "streamed"])
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_a_request_that_reaches_a_restarted_engine_first_gets_its_adapter_loaded(
+    noticed: bool, sink: Sink, tmp_path: Path
+) -> None:
+    async def adapted(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        if (name := body["lora_path"]) not in server.adapters:
+            return await status(400, f"LoRA adapters are not loaded: {name}".encode())(server, body, request)
+        return await ok([5])(server, body, request)
+
+    settings = FAST.model_copy(update={"engine_max_retries": 1, "engine_absence_timeout": 120.0})
+    async with serving(adapted) as server, EnginePool([server.url], settings, vocab_size=512) as pool:
+        await pool.receive(DiskUpdate(str(tmp_path), "7-ab"), "7")
+        server.adapters.clear()
+        server.version = "default"
+        if noticed:
+            pool._registry.lost(pool.members[0])
+        assert (await pool.generate([1], PARAMS, sink=sink)).weight_version == "7"
+        server.adapters.clear()
+        server.version = "default"
+        assert (await pool.relay("/generate", {"input_ids": [1]})).status == 200
+        assert server.adapters == ["7-ab"]
 
 
 async def test_an_adapter_is_loaded_again_if_the_answer_was_lost(tmp_path: Path) -> None:
