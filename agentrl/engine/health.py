@@ -58,7 +58,7 @@ class HealthMonitor:
         self._registry, self._requests = registry, Requests(registry, self.pause_gate, settings, vocab_size)
         self._requests.shared = follows
         self._updating, self._memory, self._lock, self._blocks = False, WHOLE, anyio.Lock(), 0
-        self._misses, self._said = Counter[EngineClient](), dict[EngineClient, str]()
+        self._misses = Counter[EngineClient]()
         self._looking, self._trying, self._hung = (set[EngineClient]() for _ in range(3))
         self._regains: list[anyio.CancelScope] = []
         self._groups: dict[str, dict[EngineClient, int]] = {}
@@ -81,9 +81,9 @@ class HealthMonitor:
     async def _look_once(self, member: EngineClient) -> None:
         _, failures = await self._registry.each(self._look, [member])
         self._looking.discard(member)
-        if (said := str(failures.get(member, ""))) and said != self._said.get(member):
+        if (said := str(failures.get(member, ""))) and said != member.unrecovered:
             _log.warning("%s answers, but cannot recover: %s", shown(member.url), said)
-        self._said[member] = said
+        member.unrecovered = said
 
     async def _look(self, member: EngineClient) -> None:
         """Probe one engine. Recover it if it answers after a loss; count a miss if it does not answer."""

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from agentrl.engine import requests
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import ConnectionRefused, Headers, HttpTransport, Reply, Sink
@@ -64,6 +65,28 @@ async def test_weights_that_were_broadcast_cannot_be_given_again() -> None:
         with pytest.raises(EngineUnreachable, match="--update-weight-mode disk") as caught:
             await pool.generate([1], PARAMS)
     assert caught.value.kind == "no_current_weights"
+
+
+async def test_an_engine_that_cannot_load_the_weights_again_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MAX_BACKOFF", 0.1)
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.05})
+    async with serving(ok([5])) as server, EnginePool([server.url], settings, vocab_size=512) as pool:
+        await pool.receive(DiskUpdate(str(tmp_path)), "7")
+        server.version, server.load_status = "default", 400
+        with anyio.fail_after(60), pytest.raises(EngineUnreachable) as caught:
+            await pool.generate([1], PARAMS)
+    assert caught.value.kind == "no_current_weights"
+    assert f"/update_weights_from_disk at {server.url} answered 400" in str(caught.value)
+
+
+async def test_a_pool_whose_engines_have_all_left_is_named() -> None:
+    async with serving(ok([5])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        pool.leave(server.url)
+        with anyio.fail_after(60), pytest.raises(EngineUnreachable) as caught:
+            await pool.generate([1], PARAMS)
+    assert caught.value.kind == "no_engine"
 
 
 async def test_engines_join_with_the_current_weights_and_leave(tmp_path: Path) -> None:
