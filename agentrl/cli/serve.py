@@ -1,10 +1,13 @@
 """`agentrl serve`; the launcher also uses this command to start the built-in engine."""
 
+from functools import partial
 from typing import Any
 
 import click
 
 _ADMIN = "Key for the control routes instead (weights, pauses, memory). Without any key, browsers are refused there."
+
+_key = partial(click.option, type=str.strip, show_envvar=True, metavar="KEY")
 
 
 @click.command("serve", context_settings={"show_default": True})
@@ -23,8 +26,8 @@ _ADMIN = "Key for the control routes instead (weights, pauses, memory). Without 
 @click.option("--reasoning-parser", default="auto", metavar="NAME", help="For the chat API; none switches it off.")
 @click.option("--chat-template", metavar="FILE", help="A Jinja template instead of the model's own.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model folder.")
-@click.option("--api-key", envvar="SGLANG_API_KEY", show_envvar=True, metavar="KEY", help="Key for all but /health.")
-@click.option("--admin-api-key", envvar="SGLANG_ADMIN_API_KEY", show_envvar=True, metavar="KEY", help=_ADMIN)
+@_key("--api-key", envvar="SGLANG_API_KEY", help="Key for all but /health.")
+@_key("--admin-api-key", envvar="SGLANG_ADMIN_API_KEY", help=_ADMIN)
 @click.option("--batch-invariant", is_flag=True, help="Results do not depend on the batch, for --true-on-policy-mode.")
 def command(**options: Any) -> int:
     """Serve the Hugging Face folder MODEL with the built-in engine: SGLang's HTTP protocol, and OpenAI's chat API."""

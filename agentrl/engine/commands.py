@@ -79,11 +79,8 @@ def _sglang(
         options["tp-size"] = gpus
     if node:
         options |= {"dist-init-addr": node.address, "nnodes": node.total, "node-rank": node.rank}
-    if key := environment.get(ADMIN_KEY_VARIABLE):
-        options["admin-api-key"] = key
     options |= {name.replace("_", "-"): value for name, value in settings.sglang_options.items()}
-    if settings.api_key is not None:
-        options["api-key"] = settings.api_key
+    options |= {"api-key": settings.api_key, "admin-api-key": settings.admin_api_key}
     start = (str(_CPU_LAUNCHER),) if cpu else ("-m", "sglang.launch_server")
     if cpu and options.get("enable-memory-saver"):
         raise SettingsError("SGLang on a CPU cannot release memory; set --no-offload-rollout, or --engine embedded")

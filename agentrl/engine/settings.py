@@ -143,4 +143,4 @@ class EngineSettings(Settings):
     def _key(self, option: str, variable: str) -> str | None:
         options = self.sglang_options
         key = options.get(option.replace("-", "_"), options.get(option, os.environ.get(variable)))
-        return None if key is None else str(key)
+        return None if key is None else str(key).strip() or None

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentrl.cli import serve
 from agentrl.engine.commands import engine_command
 from agentrl.engine.embedded import server
 from agentrl.engine.embedded.server import build
@@ -161,6 +162,21 @@ def test_sglang_gets_both_keys_and_no_random_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SGLANG_ADMIN_API_KEY", "B")
     given = engine_command(EngineSettings(engine="sglang"), "model", 1, host="127.0.0.1").arguments
     assert [given[given.index(f"--{name}") + 1] for name in ("api-key", "admin-api-key")] == ["A", "B"]
+
+
+def test_a_key_is_read_without_spaces_around_it_and_an_empty_one_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret that a shell wrote into a file ends with a line break."""
+    for name in ("SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY"):
+        monkeypatch.setenv(name, "")
+    assert EngineSettings().api_key is None
+    assert EngineSettings().admin_api_key == EngineSettings().admin_api_key is not None
+    monkeypatch.setenv("SGLANG_API_KEY", "A\n")
+    monkeypatch.setenv("SGLANG_ADMIN_API_KEY", " B\n")
+    assert (EngineSettings().api_key, EngineSettings().admin_api_key) == ("A", "B")
+    given = engine_command(EngineSettings(engine="sglang"), "model", 1, host="127.0.0.1").arguments
+    assert [given[given.index(f"--{name}") + 1] for name in ("api-key", "admin-api-key")] == ["A", "B"]
+    with serve.command.make_context("serve", ["model"]) as context:
+        assert (context.params["api_key"], context.params["admin_api_key"]) == ("A", "B")
 
 
 async def test_texts_are_encoded_with_the_key_of_requests() -> None:
