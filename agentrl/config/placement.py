@@ -1,8 +1,9 @@
 """Settings of placement: processes, their devices, and the transfer of weights between them."""
 
+import re
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from agentrl.settings import HomePath, Settings
 
@@ -56,6 +57,13 @@ class ClusterSettings(Settings):
     """Train on a dump of rollouts (path with {rollout_id}); nothing is generated, no engine starts."""
     load_debug_rollout_data_subsample: float | None = Field(None, gt=0, le=1)
     """Train only on the first groups of each dump, this share of them."""
+
+    @field_validator("ray_address")
+    @classmethod
+    def _has_a_port(cls, value: str | None) -> str | None:
+        if value not in (None, "auto", "local") and not re.search(r"://|.:\d+$", value):
+            raise ValueError(f"{value} is no address; expected HOST:PORT, for example 10.0.0.1:6379, or auto")
+        return value
 
     @property
     def world_size(self) -> int:

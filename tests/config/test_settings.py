@@ -190,6 +190,13 @@ def test_groups_of_engines_are_numbers_or_addresses_and_some_layouts_have_no_roo
     assert "evaluation needs engines of its own" in message("--eval-while-training --engine-groups a=1")
 
 
+@pytest.mark.parametrize("address", ["node1", "node1:", ":6379"])
+def test_the_address_of_a_cluster_has_a_host_and_a_port(address: str) -> None:
+    assert f"--ray-address: {address} is no address; expected HOST:PORT, for example" in message(f"--ray-address {address}")
+    for good in ("auto", "local", "[::1]:6379", "ray://head:10001"):
+        assert build(f"--ray-address {good}").cluster.ray_address == good
+
+
 def test_memory_by_handles_is_for_trainers_beside_sglang() -> None:
     good = "--update-weight-mode ipc --colocate --engine sglang"
     for more in ("", " --actor-num-gpus-per-node 2", " --actor-num-gpus-per-node 4 --rollout-num-gpus-per-engine 2"):
