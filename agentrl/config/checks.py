@@ -17,6 +17,8 @@ from agentrl.settings import Settings, flag_of
 from agentrl.train.settings import PATTERNS, TrainSettings
 
 Check = Callable[[Sections, ModelInfo | None], Iterator[str]]
+# Options of SGLang that the launcher sets, and the settings that decide them.
+_LAUNCHED = {"host": "engine_host", "port": "engine_port_base", "model": "hf_checkpoint", "model_path": "hf_checkpoint"}
 _TEACHERS = {"sglang": "--opd-teacher-url", "megatron": "--opd-teacher-load", "self": "--opd-type self"}
 
 
@@ -131,7 +133,7 @@ def sharding(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 def engines(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """Check that the engines share the devices evenly, and that the built-in engine has one device."""
+    """Check that the engines share the devices evenly, that the built-in engine has one device, and options of SGLang."""
     total, each = s.cluster.rollout_num_gpus, s.cluster.rollout_num_gpus_per_engine
     if total % each:
         said = f"--rollout-num-gpus {total} is no multiple of --rollout-num-gpus-per-engine {each}"
@@ -143,6 +145,9 @@ def engines(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     for name, most in mosts.items():
         if s.engine.engine == "embedded" and flat[name] > most:
             yield f"{flag_of(name)} {flat[name]}: the built-in engine takes at most {most}; lower it, or use --engine sglang"
+    options = {name.replace("-", "_") for name in s.engine.sglang_options} if s.engine.engine == "sglang" else ()
+    for name in sorted(_LAUNCHED.keys() & options):
+        yield f"{flag_of(f'sglang_{name}')}: a run gives its engines this option itself; use {flag_of(_LAUNCHED[name])}"
     if (nodes := s.cluster.nodes_per_engine) > 1 and each % nodes:
         yield (
             f"--rollout-num-gpus-per-engine {each}: {nodes} machines of --num-gpus-per-node {s.cluster.num_gpus_per_node} "

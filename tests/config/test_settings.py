@@ -190,9 +190,19 @@ def test_groups_of_engines_are_numbers_or_addresses_and_some_layouts_have_no_roo
     assert "evaluation needs engines of its own" in message("--eval-while-training --engine-groups a=1")
 
 
+@pytest.mark.parametrize(
+    ("option", "flag"), [("host 0", "engine-host"), ("port 1", "engine-port-base"), ("model-path m", "hf-checkpoint")]
+)
+def test_options_of_the_launcher_are_not_given_to_sglang_itself(option: str, flag: str) -> None:
+    said = message(f"--engine sglang --sglang-{option}")
+    assert f"--sglang-{option.split()[0]}: a run gives its engines this option itself; use --{flag}" in said
+
+
 @pytest.mark.parametrize("address", ["node1", "node1:", ":6379"])
 def test_the_address_of_a_cluster_has_a_host_and_a_port(address: str) -> None:
-    assert f"--ray-address: {address} is no address; expected HOST:PORT, for example" in message(f"--ray-address {address}")
+    assert f"--ray-address: {address} is no address; expected HOST:PORT, for example" in message(
+        f"--ray-address {address}"
+    )
     for good in ("auto", "local", "[::1]:6379", "ray://head:10001"):
         assert build(f"--ray-address {good}").cluster.ray_address == good
 
