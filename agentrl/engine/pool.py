@@ -211,8 +211,6 @@ class EnginePool(HealthMonitor):
         """End request `rid`: `generate` returns the tokens so far, finish type `abort`. An unknown id does nothing."""
         if rid in self._requests.live:
             await self._requests.abort(rid)
-        else:
-            await self._registry.all(lambda member: member.abort(rid), self.members)
 
     def figures(self) -> dict[str, float]:
         """Return metrics since the last call. Numbers: engines `ready`, mean requests `in_flight`, times an engine was

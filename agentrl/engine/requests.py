@@ -224,6 +224,10 @@ class Requests:
                     self._registry.answered(member)
                     return got
             except EngineFailure as error:
+                left = isinstance(error, EngineUnreachable) and member not in self._registry.members
+                if left and not call.begun:
+                    call.rid = uuid.uuid4().hex
+                    continue
                 failed += 1
                 strange |= {member} if error.kind == "unknown_token" else set()
                 if strange.issuperset(self._registry.members):

@@ -174,6 +174,12 @@ async def test_a_call_that_waits_for_a_place_or_is_held_can_be_aborted() -> None
     assert [(got[name].ids, got[name].finish_reason.type) for name in ("queued", "held")] == [([], "abort")] * 2
 
 
+async def test_an_abort_of_an_unknown_call_does_nothing() -> None:
+    async with EnginePool(["http://127.0.0.1:1"], FAST, vocab_size=512) as pool:
+        await pool.abort("ended")
+        assert pool.members[0].weights == "current"
+
+
 async def test_a_call_in_a_back_off_can_be_aborted() -> None:
     settings = FAST.model_copy(update={"engine_retry_backoff": 1000.0})
     async with serving(status(503)) as server, EnginePool([server.url], settings, vocab_size=512) as pool:

@@ -310,6 +310,28 @@ async def test_why_an_engine_cannot_be_brought_back_is_said_once(caplog: pytest.
     assert caplog.text.count("answered 409") == 1
 
 
+async def test_requests_of_an_engine_that_leaves_go_elsewhere_without_a_retry() -> None:
+    settings = FAST.model_copy(update={"engine_max_retries": 0})
+    got: list[Generation] = []
+    async with (
+        serving(silence) as leaves,
+        serving(ok([6])) as stays,
+        EnginePool([leaves.url], settings, vocab_size=512) as pool,
+    ):
+
+        async def call() -> None:
+            got.append(await pool.generate([1], PARAMS))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await leaves.arrived.wait()
+            await pool.join(stays.url)
+            pool.leave(leaves.url)
+        assert got[0].ids == [6]
+        figures = pool.figures()
+    assert (figures["engines/lost"], figures["engines/failed"]) == (0, 0)
+
+
 async def test_sessions_of_an_engine_that_leaves_while_it_is_updated_go_elsewhere() -> None:
     async with serving(ok([5])) as leaves, EnginePool([leaves.url], FAST, vocab_size=512) as pool:
         await pool.generate([1], PARAMS, session_id="s")
