@@ -108,13 +108,15 @@ class EnginePool(HealthMonitor):
         self._registry.leave(url)
 
     async def check(self) -> None:
-        """Check that every engine is an SGLang server and serves the same kind of model as the first. A pool that
-        follows another calls `check_present`. Raises EngineUnreachable, EngineTimeout: no answer. EngineRejected: no
-        SGLang server (kind `not_sglang`), or another architecture or vocabulary size (`other_model`)."""
+        """Check that every engine is an SGLang server and serves the same kind of model as the first. Resume
+        external engines. A pool that follows another calls `check_present`. Raises EngineUnreachable, EngineTimeout: no
+        answer. EngineRejected: no SGLang server (kind `not_sglang`), or another architecture or vocabulary size (`other_model`)."""
         if self.follows:
             await self.check_present()
         else:
             _check_alike(dict(zip(self.urls, await self.model_info(), strict=True)))
+            if self.settings.engine == "external":  # a killed run may have left them paused
+                await self._registry.each(EngineClient.resume, self.members)
 
     async def check_sees_images(self) -> None:
         """Check that no model lacks vision. Raises EngineRejected, kind `blind`: a model does; else as `model_info`."""

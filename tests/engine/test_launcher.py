@@ -21,7 +21,7 @@ from agentrl.engine.settings import EngineSettings
 from agentrl.engine.weights import DiskUpdate
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineUnreachable, SettingsError
-from tests.engine.faults import serving
+from tests.engine.faults import ok, serving
 from tests.support.warm import python
 
 EMBEDDED = EngineSettings(embedded_threads=1, embedded_slots=2, engine_start_timeout=100.0)
@@ -134,6 +134,25 @@ async def test_external_needs_addresses(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--rollout-external-engine-addrs"):
         async with launch(EngineSettings(engine="external"), "", log_dir=tmp_path):
             pass
+
+
+async def test_an_external_engine_that_a_killed_run_left_paused_is_resumed(tmp_path: Path) -> None:
+    async with serving(ok([5])) as server:
+        server.paused = True
+        settings = EngineSettings(
+            engine="external", rollout_external_engine_addrs=(server.url,), engine_start_timeout=60
+        )
+        async with (
+            launch(settings, "", log_dir=tmp_path) as engines,
+            EnginePool([engines[0].url], settings, vocab_size=512) as pool,
+        ):
+            await pool.check()
+        assert server.paths == ["POST /continue_generation"]
+        server.deaf = True
+        impatient = settings.model_copy(update={"engine_start_timeout": 0.1})
+        with pytest.raises(EngineUnreachable, match="was not healthy"):
+            async with launch(impatient, "", log_dir=tmp_path):
+                pass
 
 
 async def test_checking_a_launch_starts_nothing() -> None:
