@@ -65,7 +65,7 @@ class WordEncoder:
     def _by_word(self, text: str) -> Iterable[int]:
         words: Iterable[str] = (text,)
         for split in self._splits:
-            words = chain.from_iterable(map(split.split, words))
+            words = filter(None, chain.from_iterable(map(split.split, words)))
         return chain.from_iterable(map(self._known.__getitem__, words))
 
     def _by_tokenizer(self, text: str) -> list[int]:
@@ -82,7 +82,7 @@ class _Words(dict[str, Sequence[int]]):
         self._model, self._bytes = model, ByteLevel(add_prefix_space=False, use_regex=False)
 
     def __missing__(self, word: str) -> Sequence[int]:
-        ids = [token.id for token in self._model.tokenize(self._bytes.pre_tokenize_str(word)[0][0])] if word else []
+        ids = [token.id for token in self._model.tokenize(self._bytes.pre_tokenize_str(word)[0][0])]
         if len(word) <= _LONGEST:
             if len(self) >= _KEPT:
                 self.clear()
@@ -108,7 +108,7 @@ def _splits(backend: Any) -> list[re.Pattern[str]] | None:
     if last["use_regex"]:
         found.append(_translated(_GPT2))
     whole = [split for split in found if split]
-    return whole if len(whole) == len(found) else None
+    return whole if whole and len(whole) == len(found) else None
 
 
 def _translated(expression: str) -> re.Pattern[str] | None:

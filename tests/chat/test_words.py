@@ -92,6 +92,7 @@ PIECES = st.lists(
 @given(text=PIECES)
 def test_ids_are_those_of_the_tokenizer(text: str) -> None:
     assert encoder().encode(text) == ids(qwen3(), text)
+    assert encoder().encode("") == []
 
 
 @pytest.mark.parametrize("family", [*EXPRESSIONS, "gpt2"])
@@ -114,6 +115,7 @@ OTHER = {
     "another normalizer": {"normalizer": {"type": "Lowercase"}},
     "another cut": {"pre_tokenizer": METASPACE},
     "no cut": {"pre_tokenizer": None},
+    "a single word": cut_by(),
     "words that are joined": cut_by(r"\p{L}+", behavior="MergedWithNext"),
     "the other words": cut_by(r"\p{L}+", invert=True),
     "a string": cut_by(r"\p{L}+", pattern={"String": " "}),
