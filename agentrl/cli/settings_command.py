@@ -38,7 +38,7 @@ class SettingsCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the command's own options and the essentials in full, the other settings as names."""
         _own_section(self, ctx, formatter)
-        essential = ESSENTIAL[self.name or ""].split()
+        essential = ESSENTIAL[self.name or ""]
         with formatter.section("Essentials"):
             formatter.write_dl([_row(all_fields()[name], self.presets) for name in essential])
         formatter.write_paragraph()

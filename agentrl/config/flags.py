@@ -18,22 +18,10 @@ from agentrl.config.fields import RENAMED, SECTIONS, FieldRef, all_fields
 from agentrl.config.problems import Problems, one_error, sentences, unknown
 from agentrl.config.values import TRUTH, json_or_text, read_texts
 from agentrl.errors import SettingsError, raised_as
+from agentrl.files import read_table
 from agentrl.settings import flag_of
 
-_PLAYED = "env agent custom_generate_function_path hf_checkpoint"
-_GRADED, _HOSTED = "label_key rm_type custom_rm_path", "engine base_url hosted_model"
-ESSENTIAL: Mapping[str, str] = {
-    "train": f"""env hf_checkpoint prompt_data {_GRADED} num_rollout rollout_batch_size n_samples_per_prompt
-        rollout_max_response_len lr max_staleness eval_prompt_data eval_interval save save_interval load output_dir""",
-    "sft": """hf_checkpoint prompt_data input_key sft_turns num_epoch rollout_batch_size lr rollout_max_context_len
-        save_interval output_dir backend""",
-    "rollout": f"""{_PLAYED} prompt_data {_GRADED} num_rollout rollout_batch_size n_samples_per_prompt
-        rollout_max_response_len rollout_temperature save_debug_rollout_data output_dir {_HOSTED}""",
-    "check": f"env agent custom_generate_function_path prompt_data input_key {_GRADED} tool_call_parser chat_template_path",
-    "replay": "env rm_type custom_rm_path reward_key",
-    "eval": f"""{_PLAYED} eval_prompt_data {_GRADED} n_samples_per_eval_prompt eval_max_response_len eval_temperature
-        output_dir {_HOSTED}""",
-}
+ESSENTIAL: Mapping[str, Sequence[str]] = {name: names.split() for name, names in read_table(__file__, "essential.tsv")}
 """Settings that a command's `--help` shows first, because its first use needs them."""
 
 SGLANG_PREFIX, SGLANG_FIELD = "--sglang-", "sglang_options"

@@ -28,7 +28,7 @@ def test_every_field_of_every_section_has_one_flag_with_help() -> None:
 
 
 def test_essential_settings_exist() -> None:
-    assert [name for names in ESSENTIAL.values() for name in names.split() if name not in all_fields()] == []
+    assert [name for names in ESSENTIAL.values() for name in names if name not in all_fields()] == []
 
 
 def test_sections_of_run_settings_are_the_sections_of_the_flags() -> None:
