@@ -32,7 +32,7 @@ class AgentEnvironment(Environment):
     socket: Path | None = None  # the gateway's Unix socket, for programs without network access
 
     async def act(self, base_url: str, sample: Sample) -> None:
-        """Run the agent to its end. OpenAI's clients add `/v1` to `base_url`, Anthropic's do not."""
+        """Run the agent to its end. OpenAI's clients add `/v1` to `base_url`, Anthropic's do not. Its result has no effect."""
         raise NotImplementedError
 
 

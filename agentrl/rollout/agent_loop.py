@@ -61,6 +61,8 @@ async def run_environment(
         env.socket = context.gateway.socket if context.gateway else None
         playing = play_agent(context, sample, params, env.act, parts)
         samples = await guarded(playing, what=f"{type(env).__name__}.act", failure=EnvFailure)
+        for member in samples:
+            member.reward = None  # what `act` returned is no reward
         if grade:
             await _grade(context, env, first := leader(samples))
             for sibling in samples:  # all samples of a session share the reward of the main conversation

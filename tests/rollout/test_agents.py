@@ -286,6 +286,19 @@ async def test_an_agent_environment_is_graded_by_its_own_method(chat: Chat) -> N
     assert [sample.reward for sample in await played(batch)] == [1.0, 1.0]
 
 
+async def test_what_an_agent_environment_returns_is_no_reward(chat: Chat) -> None:
+    class Exits(AgentEnvironment):
+        async def act(self, base_url: str, sample: Sample) -> int:  # type: ignore[override]
+            await two_turns(base_url, sample)
+            return 0  # an exit code
+
+    async def reward(args: Any, sample: Sample) -> float:
+        return 0.5
+
+    batch, _ = build(chat, REPLIES, environment=Exits, reward=reward, **SETTINGS)
+    assert [sample.reward for sample in await played(batch)] == [0.5, 0.5]
+
+
 class Writes(CommandEnvironment):
     command = f"{sys.executable} -c {{program}} {{prompt}}"
     sandbox = "none"
