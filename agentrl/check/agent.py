@@ -86,7 +86,7 @@ async def play_session(
                     try:
                         await guarded(env.act(gateway.url(session), sample), what=f"{name}.act", failure=EnvFailure)
                     finally:
-                        played.tree, played.refusals = session.tree.shown(), session.refusals
+                        played.tree, played.refusals = session.tree.shown(), [*map(str, session.refusals)]
                         played.samples, played.figures = gateway.close(session.token), session.figures()
                     if played.samples and type(env).reward is not Environment.reward:
                         first = leader(played.samples)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentrl.chat import ParsedTurn
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, Failure
 from agentrl.sample import Message
 
 Body = dict[str, Any]
@@ -31,12 +31,14 @@ class Refusal(AgentRLError):
         kind: `invalid` (400), `not_found` (404), `context` (400: the prompt does not fit; at the message "prompt is too
             long: N tokens > M maximum" agents compact), `limit` (429: a limit of the session), `overloaded` (503: no
             engine answers), `failed` (502: the engines failed).
-        reason: for `limit`, the limit's name, for example `requests`."""
+        reason: for `limit`, the limit's name, for example `requests`.
+        failure: for `overloaded` and `failed`, the failure that the agent did not cause."""
 
     def __init__(self, message: str, kind: RefusalKind = "invalid", reason: str = "") -> None:
         super().__init__(message)
         self.kind: RefusalKind = kind
         self.reason = reason
+        self.failure: Failure | None = None
 
     @property
     def status(self) -> int:

@@ -27,6 +27,7 @@ from agentrl.errors import (
     Failure,
     MediaError,
     TemplateError,
+    first_error,
     raised_as,
 )
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Memo, Refusal
@@ -130,8 +131,8 @@ class Session:
         token: the secret in the agent's base URL.
         clock: returns seconds, for the idle limit.
         counts: numbers of requests and tokens, by name; `figures` adds the numbers of nodes.
-        refusals: the last messages of refused requests.
-        overflow: the refusal of the last request if its prompt did not fit into the context, else "".
+        refusals: the last refusals of requests.
+        refusal: the refusal of the last request; None if the request was answered.
         memo: the parts of earlier requests that the wire formats have read.
         record: after `close`, the tree in the form that a Sample keeps.
         failure: the failure of the last request if the agent did not cause it, or the gateway's end; else None."""
@@ -153,10 +154,10 @@ class Session:
         self._route, self._last, self._closed = uuid.uuid4().hex, self.clock(), False
         self._lock, self._scopes = anyio.Lock(fast_acquire=True), set[anyio.CancelScope]()
         self._histories = dict[str, list[Message]]()
-        self.refusals: deque[str] = deque(maxlen=20)
+        self.refusals: deque[Refusal] = deque(maxlen=20)
         self.memo, self.record = Memo(), dict[str, Any]()
         self.failure: Failure | None = None
-        self.overflow = ""
+        self.refusal: Refusal | None = None
 
     async def turn(
         self, request: AgentRequest, size: int, run: WorkRunner, live: LiveTurn | None = None
@@ -203,8 +204,13 @@ class Session:
         """Count a refusal, and clear the memo of parts: the byte limit may not have counted the request."""
         self.memo.parts.clear()
         self.counts[f"refused/{refusal.reason or refusal.kind}"] += 1
-        self.refusals.append(str(refusal))
-        self.overflow = str(refusal) if refusal.kind == "context" else ""
+        self.refusals.append(refusal)
+        self.refusal = refusal
+
+    def refusal_of(self, error: Exception) -> Refusal | None:
+        """Return the last refusal whose message an agent's error contains, or else `refusal`."""
+        said = str(first_error(error))
+        return next((refusal for refusal in reversed(self.refusals) if str(refusal) in said), self.refusal)
 
     def figures(self) -> dict[str, int]:
         """Return `counts`, and the number of nodes for each reason."""
@@ -221,7 +227,7 @@ class Session:
             given = dict(rewards)
         samples, tokens = self.tree.samples(self.origin, given)
         self.counts = Counter({**self.counts, **tokens})
-        self.record = SessionRecord.of(self.tree, given, self.refusals).model_dump(exclude_defaults=True)
+        self.record = SessionRecord.of(self.tree, given, [*map(str, self.refusals)]).model_dump(exclude_defaults=True)
         return samples
 
     @property
@@ -331,7 +337,7 @@ class Session:
             if refusal.kind == "context":
                 self.tree.overflowed(node)
             elif refusal.kind != "invalid":
-                self.failure = error
+                self.failure = refusal.failure = error
             raise refusal from error
         return got
 
@@ -339,7 +345,7 @@ class Session:
         stop = matched if (matched := got.finish_reason.matched) in request.stop else None
         assert stop is None or isinstance(stop, str)
         try:
-            told, self.failure, self.overflow = self.tree.sampled(node, got, stop), None, ""
+            told, self.failure, self.refusal = self.tree.sampled(node, got, stop), None, None
         except Exception as error:
             said = f"the parser of the model's turns raised {describe_error(error)}"
             self.failure = EnvFailure(said, kind="env_raised")

@@ -30,15 +30,18 @@ async def play_agent(
     rewards: dict[int, float] | None = {}  # if the agent fails, no root gets a reward
     try:
         reward, rewards = await act(gateway.url(session), sample), None
-        if session.failure is not None:
-            raise session.failure
     except Exception as error:
-        if session.overflow and session.failure is None:
+        refusal = session.refusal_of(error)
+        session.failure = session.failure or (refusal.failure if refusal else None)
+        if session.failure:
+            raise session.failure from error  # the failure caused the agent's error
+        if refusal and refusal.kind == "context":
             rewards = None  # the samples are kept, and the failure policy sets their rewards
-            raise ContextOverflow(f"the agent's prompt does not fit: {session.overflow}") from error
-        if session.failure in (None, error):
-            raise
-        raise session.failure from error  # the failure caused the agent's error
+            raise ContextOverflow(f"the agent's prompt does not fit: {refusal}") from error
+        raise
+    else:
+        if session.failure:
+            raise session.failure
     finally:
         samples = gateway.close(session.token, {} if session.failure else rewards)
         for tally in context.tallies:

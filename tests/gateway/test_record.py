@@ -55,7 +55,7 @@ async def test_every_turn_is_recorded_and_each_dropped_one_with_its_reason(sessi
     await ask(session, "the task", "go on", tools=[TOOL], delivered=False)
     await ask(session, "the task", "go on", tools=[TOOL])
     await ask(session, "another", tools=[TOOL])
-    session.refusals.append("no\ud800")
+    session.refusals.append(Refusal("no\ud800"))
     samples = session.close({1: 1.0})
     found = SessionRecord.model_validate(orjson.loads(orjson.dumps(session.record)))
     assert [(turn.number, turn.parent, turn.reason, turn.dropped) for turn in found.turns] == [

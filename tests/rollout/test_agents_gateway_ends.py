@@ -18,7 +18,7 @@ from agentrl.buffer.ledger import Ledger, State
 from agentrl.buffer.queue import GroupQueue
 from agentrl.chat import Chat
 from agentrl.envs import command_environment
-from agentrl.errors import AgentRLError, Blame, ContextOverflow, EngineUnreachable
+from agentrl.errors import AgentRLError, Blame, ContextOverflow, EngineUnreachable, Failure
 from agentrl.gateway.record import SessionRecord
 from agentrl.gateway.server import Gateway
 from agentrl.rollout.settings import FailureAction
@@ -203,4 +203,24 @@ async def test_a_first_prompt_that_does_not_fit_is_an_overflow(chat: Chat) -> No
     settings = {**SETTINGS, "failure_policy": {"overflow": "raise"}}
     batch, _ = build(chat, [f"said{END}"], environment=None, generate=agent, **settings)
     with pytest.raises(ContextOverflow, match="prompt is too long: "):
+        await played(batch)
+
+
+@pytest.mark.parametrize(("text", "failure"), [("a", EngineUnreachable), ("more " * 4000, ContextOverflow)])
+async def test_an_error_that_quotes_a_refusal_is_explained_by_it_although_other_requests_were_answered_since(
+    chat: Chat, text: str, failure: type[Failure]
+) -> None:
+    async def agent(base_url: str, sample: Sample) -> None:
+        with pytest.raises(httpx.HTTPStatusError) as raised:
+            await ask(base_url, [{"role": "user", "content": text}])
+        await ask(base_url, [{"role": "user", "content": "b"}])
+        said = raised.value.response.json()["error"]["message"]
+        raise ExceptionGroup("two requests at a time", [RuntimeError(f"Error code: {said}")])
+
+    def replies(session: str) -> list[Any]:
+        return [AWAY if session.endswith("-0") and text == "a" else f"said{END}"]
+
+    settings = {**SETTINGS, "n_samples_per_prompt": 1, "failure_policy": {"overflow": "raise"}}
+    batch, _ = build(chat, replies, environment=None, generate=agent, **settings)
+    with pytest.raises(failure):
         await played(batch)
