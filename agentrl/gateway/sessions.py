@@ -259,7 +259,7 @@ class Session:
         if self._closed:
             raise Refusal("there is no such session", "not_found")
         if reason := next((name for name, holds in beyond.items() if holds), ""):
-            raise Refusal(f"the request exceeds a limit of the session: {reason}", "limit", reason)
+            raise Refusal(f"the request exceeds a session limit: {reason}={getattr(limits, reason)}", "limit", reason)
         self._last = now
         counts.update(requests=requests, bytes=size)
         with anyio.CancelScope() as scope:

@@ -8,6 +8,7 @@ from typing import Any
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentFailure, ContextOverflow, EnvFailure
 from agentrl.gateway.sessions import Session
+from agentrl.plugins import describe_error
 from agentrl.rollout.context import RolloutContext
 from agentrl.sample import Sample
 
@@ -18,9 +19,9 @@ async def play_agent(
     context: RolloutContext, sample: Sample, params: SamplingParams, act: Act, parts: list[Sample]
 ) -> list[Sample]:
     """Run an agent to its end and return the session's samples, without those of side tasks. `parts` gets them, also
-    if the agent fails later. Raises AgentFailure: no request of the agent was answered. ContextOverflow: the agent's
-    first prompt does not fit into the context, or the agent raised an error after a prompt that does not fit.
-    EngineFailure: the engines failed and the agent gave up, or the gateway was closed."""
+    if the agent fails later. Raises AgentFailure: no request was answered, or the agent raised an error at a limit.
+    ContextOverflow: the first prompt does not fit into the context, or the agent raised an error after a prompt that
+    does not fit. EngineFailure: the engines failed and the agent gave up, or the gateway was closed."""
     if (gateway := context.gateway) is None:
         raise EnvFailure("agents need the gateway of a run", kind="env_no_gateway")
     origin = replace(sample, rollout_id=sample.index, metadata={})
@@ -38,6 +39,9 @@ async def play_agent(
         if refusal and refusal.kind == "context":
             rewards = None  # the samples are kept, and the failure policy sets their rewards
             raise ContextOverflow(f"the agent's prompt does not fit: {refusal}") from error
+        if refusal and refusal.kind == "limit":
+            said = f"the agent raised {describe_error(error)} after {refusal}; let it send fewer or shorter requests"
+            raise AgentFailure(said, kind="agent_limit") from error
         raise
     else:
         if session.failure:

@@ -18,7 +18,7 @@ from agentrl.buffer.ledger import Ledger, State
 from agentrl.buffer.queue import GroupQueue
 from agentrl.chat import Chat
 from agentrl.envs import command_environment
-from agentrl.errors import AgentRLError, Blame, ContextOverflow, EngineUnreachable, Failure
+from agentrl.errors import AgentFailure, AgentRLError, Blame, ContextOverflow, EngineUnreachable, Failure
 from agentrl.gateway.record import SessionRecord
 from agentrl.gateway.server import Gateway
 from agentrl.rollout.settings import FailureAction
@@ -224,3 +224,29 @@ async def test_an_error_that_quotes_a_refusal_is_explained_by_it_although_other_
     batch, _ = build(chat, replies, environment=None, generate=agent, **settings)
     with pytest.raises(failure):
         await played(batch)
+
+
+async def test_an_agent_that_fails_at_a_limit_of_its_session_is_a_failure_of_the_agent(chat: Chat) -> None:
+    asked, over = list[int](), anyio.Event()
+
+    async def later() -> str:
+        asked.append(1)
+        await over.wait()
+        return f"said{END}"
+
+    async def agent(base_url: str, sample: Sample) -> None:
+        async with anyio.create_task_group() as group:
+            for at in range(32):
+                group.start_soon(ask, base_url, [{"role": "user", "content": f"page {at}"}])
+            while len(asked) < 32:
+                await anyio.lowlevel.checkpoint()
+            with pytest.raises(httpx.HTTPStatusError, match="429") as raised:
+                await ask(base_url, [{"role": "user", "content": "page 32"}])
+            over.set()
+        raise RuntimeError(raised.value.response.json()["error"]["message"])
+
+    settings = {**SETTINGS, "n_samples_per_prompt": 1, "failure_policy": {"agent": "raise"}}
+    batch, _ = build(chat, [later], environment=None, generate=agent, **settings)
+    with pytest.raises(AgentFailure, match=r"exceeds a session limit: parallel=32") as failed:
+        await played(batch)
+    assert failed.value.kind == "agent_limit"
