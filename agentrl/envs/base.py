@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, Self
 
 from agentrl.chat.messages import ToolCall
-from agentrl.errors import EnvFailure, SettingsError
+from agentrl.errors import EnvFailure, PluginError, SettingsError
 from agentrl.sample import Message, Sample, Status
 from agentrl.tasks import together
 from agentrl.tools import Tool, Toolbox, ToolOutcome, ToolSource, as_tool
@@ -142,13 +142,17 @@ class Environment:
                 found.append(as_tool(entry))
             elif with_sources:
                 found += entry.tools
-        own = [name for base in reversed(cls.__mro__) for name, value in vars(base).items() if isinstance(value, Tool)]
+        forms = (Tool, staticmethod)
+        own = [name for base in reversed(cls.__mro__) for name, value in vars(base).items() if isinstance(value, forms)]
         methods = [value for name in dict.fromkeys(own) if isinstance(value := getattr(cls, name), Tool)]
         return found + [method for method in methods if method not in found]
 
     @cached_property
     def toolbox(self) -> Toolbox:
-        """The instance's tools, methods bound to it; `toolbox.schemas` is what the chat template shows the model."""
+        """The instance's tools, methods bound to it; `toolbox.schemas` is what the chat template shows the model. Raises
+        PluginError: as `declared_tools`, or `tools` is set on the instance."""
+        if "tools" in vars(self):
+            raise PluginError(f"{type(self).__name__}: set `tools` on the class, not an instance, or use @tool methods")
         return Toolbox(entry.bind(self) for entry in self.declared_tools())
 
     async def reset(self, sample: Sample) -> list[Message]:

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.chat import ToolCall
 from agentrl.envs import Environment, Step, Turn
-from agentrl.errors import AgentRLError, SettingsError
+from agentrl.errors import AgentRLError, PluginError, SettingsError
 from agentrl.sample import Sample, Status
 from agentrl.tools import tool
 
@@ -145,6 +145,27 @@ async def test_methods_and_functions_of_base_classes_are_tools() -> None:
     step = await env.step(turn(call("who_am_i"), call("plain", {"x": 3}), call("fail")))
     assert [message["content"] for message in step.messages] == ["Child", "3", "fine"]
     assert await env.who_am_i.call({}) == "Child"
+
+
+async def test_a_static_method_is_a_tool() -> None:
+    class Doubling(Environment):
+        @staticmethod
+        @tool
+        def double(x: int) -> int:
+            """Double."""
+            return 2 * x
+
+    (step,) = (await Doubling().step(turn(call("double", {"x": 3})))).messages
+    assert step["content"] == "6"
+
+
+def test_tools_of_an_instance_are_refused() -> None:
+    class Own(Environment):
+        def __init__(self) -> None:
+            self.tools = [call]  # type: ignore[misc]
+
+    with pytest.raises(PluginError, match="Own: set `tools` on the class, not an instance"):
+        _ = Own().toolbox
 
 
 async def test_an_undecorated_method_in_tools_is_bound_too() -> None:
