@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails
 
@@ -104,10 +105,10 @@ def of_function(function: Callable[..., Any], name: str, descriptions: Mapping[s
             injected.append(parameter.name)
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
-        said: dict[str, Any] = (
-            {"description": text} if (text := descriptions.get(parameter.name)) else {}
-        )  # else the hint's own stays
-        described = Field(default, alias=parameter.name, **said)
+        if isinstance(default, FieldInfo):  # pydantic's way to describe a parameter
+            hint, default = Annotated[hint, default], ...
+        said: dict[str, Any] = {"description": text} if (text := descriptions.get(parameter.name)) else {}
+        described = Field(default, alias=parameter.name, **said)  # without `said`, the hint's own description stays
         # Neutral field names with aliases: a parameter may be called `json`, `_x` or `model_config`.
         fields[f"field_{position}"] = (hint, described)
     try:
@@ -125,7 +126,8 @@ def of_function(function: Callable[..., Any], name: str, descriptions: Mapping[s
         except ValidationError as error:
             text = "; ".join(_explain(detail, name, schema["properties"]) for detail in error.errors(include_url=False))
             raise ToolError(text, kind=OutcomeKind.BAD_ARGUMENTS) from error
-        return {str(model.model_fields[field].alias): getattr(checked, field) for field in checked.model_fields_set}
+        given = [field for field in fields if field in checked.model_fields_set or fields[field][1].is_required()]
+        return {str(model.model_fields[field].alias): getattr(checked, field) for field in given}
 
     return Arguments(schema, check, tuple(injected))
 

@@ -106,6 +106,26 @@ async def test_awkward_parameter_names_and_keyword_only_ones() -> None:
     assert await odd.call({"json": "j", "_x": 2, "model_config": 3}) == "j23"
 
 
+async def test_defaults_and_descriptions_of_pydantic_fields() -> None:
+    @tool
+    def look(
+        city: str = Field(description="its name"),
+        year: int = Field(2024, ge=1900),
+        *,
+        unit: Annotated[str, Field(default="m")],
+        far: Annotated[int, Field(default_factory=lambda: 7)],
+    ) -> list[Any]:
+        """Look."""
+        return [city, year, unit, far]
+
+    shown = parameters(look)
+    assert shown["properties"]["city"] == {"type": "string", "description": "its name"}
+    assert shown["properties"]["year"] == {"type": "integer", "default": 2024, "minimum": 1900}
+    assert shown["required"] == ["city"]
+    assert await look.call({"city": "Oslo"}) == '["Oslo",2024,"m",7]'
+    assert (await look.run({})).kind == (await look.run({"city": "Oslo", "year": 1})).kind == "bad_arguments"
+
+
 async def test_injected_parameters_are_hidden_from_the_model() -> None:
     @tool
     def secret(state: Annotated[dict[str, str], Injected], key: str) -> str:
