@@ -84,6 +84,8 @@ class Tool:
         self.name = name or getattr(function, "__name__", "") or type(function).__name__
         if not _NAME.fullmatch(self.name):
             raise PluginError(f"tool {self.name!r}: a name has 1-64 letters, digits, '_' or '-'; use @tool(name=...)")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise PluginError(f"tool {self.name!r}: expected a function that returns its result, got one with `yield`")
         summary, argument_descriptions = parse_docstring(getattr(function, "__doc__", None))
         self.description = description or summary or self.name.replace("_", " ")
         at_once = 1 if max_concurrency is None else max_concurrency
@@ -181,7 +183,7 @@ class Tool:
         if isinstance(result, str):
             return result
         problem = f"`{self.name}` returned {type(result).__name__}; expected text, a number or a JSON value"
-        if result is None or isinstance(result, (bytes, bytearray)):
+        if result is None or isinstance(result, (bytes, bytearray, Iterator)):
             raise ToolError(problem, kind=OutcomeKind.BAD_RESULT)
         try:
             return to_json(result).decode()
@@ -256,7 +258,7 @@ class Toolbox:
         self._tools: dict[str, Tool] = {}
         for entry in tools:
             if (added := as_tool(entry)).name in self._tools:
-                raise PluginError(f"two tools are called {added.name!r}; give one another name: @tool(name=...)")
+                raise PluginError(f"two tools are called {added.name!r}; use @tool(name=...) or MCPTools(prefix=...)")
             self._tools[added.name] = added
 
     def __iter__(self) -> Iterator[Tool]:

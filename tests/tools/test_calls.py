@@ -207,7 +207,7 @@ async def test_results_that_can_be_shown(value: Any, text: str) -> None:
     assert await Tool(lambda: value, name="give").call({}) == text
 
 
-@pytest.mark.parametrize("value", [None, object(), b"raw", [object()]])
+@pytest.mark.parametrize("value", [None, object(), b"raw", [object()], iter("ab"), (letter for letter in "ab")])
 async def test_results_that_cannot(value: Any) -> None:
     outcome = await Tool(lambda: value, name="give").run({})
     assert outcome.kind is OutcomeKind.BAD_RESULT

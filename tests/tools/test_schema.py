@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from enum import Enum
 from typing import Annotated, Any, Literal
 
@@ -183,12 +184,20 @@ def test_what_cannot_be_a_tool() -> None:
     def opaque(x) -> str:  # type: ignore[no-untyped-def]
         return ""
 
+    def rows(x: int) -> Iterator[int]:
+        yield x
+
+    async def pages(x: int) -> AsyncIterator[int]:
+        yield x
+
     opaque.__annotations__ = {"x": Opaque}
     for function, message in [
         (no_hint, r"tool 'no_hint': parameter 'query' has no type hint"),
         (star, r"tool 'star': parameter '\*names.*' cannot be given by name"),
         (keywords, r"tool 'keywords': parameter '\*\*names.*' cannot be given by name"),
         (unknown, r"tool 'unknown': a type hint cannot be resolved: .*Missing"),
+        (rows, r"tool 'rows': expected a function that returns its result, got one with `yield`"),
+        (pages, r"tool 'pages': expected a function that returns its result, got one with `yield`"),
         (opaque, r"tool 'opaque': its type hints cannot be turned into a JSON schema"),
         ("text", r"expected a function or a Tool, got 'text'"),
         (Opaque, r"expected a function or a Tool, got <class"),
