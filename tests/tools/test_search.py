@@ -210,6 +210,11 @@ async def test_client_and_server_give_the_indexs_hits(tmp_path: Path) -> None:
         assert (empty.kind, empty.text) == (OutcomeKind.REFUSED, "Error: the query is empty; say what to look for")
 
 
+def test_the_timeout_of_a_remote_search_is_also_the_clients() -> None:
+    assert RemoteSearch("http://127.0.0.1:1", timeout=120)._client.timeout == 120
+    assert RemoteSearch("http://127.0.0.1:1")._client.timeout == 30
+
+
 def wire(body: object) -> httpx.Response:
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(application(BM25Index.build(PASSAGES)))

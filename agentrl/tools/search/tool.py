@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, Unpack
 
 from agentrl.tools.arguments import OutcomeKind, ToolError
-from agentrl.tools.base import CallOptions, Tool, ToolSource
+from agentrl.tools.base import DEFAULT_TIMEOUT, CallOptions, Tool, ToolSource
 from agentrl.tools.search.client import RetrievalClient, RetrievalError
 from agentrl.tools.search.passages import MAX_QUERY_CHARS, Hit
 
@@ -60,7 +60,8 @@ class RemoteSearch(ToolSource):
 
     def __init__(self, client: RetrievalClient | str, **options: Any) -> None:
         """Search by a client, or at a server's address. `options`: those of `search_tool`."""
-        self._client = RetrievalClient(client) if isinstance(client, str) else client
+        timeout = options.get("timeout", DEFAULT_TIMEOUT)
+        self._client = RetrievalClient(client, timeout=timeout) if isinstance(client, str) else client
         self._tool = search_tool(self._client, **options)
 
     @property
