@@ -1,8 +1,8 @@
 """Wrappers that give user functions one interface.
 
-Generate, accepted forms (all async):
-    `(args, samples)`, `(args, samples, evaluation=...)`: a whole group at once;
-    `(args, sample, sampling_params)`, `(args, sample, sampling_params, evaluation=...)`: one trajectory.
+Generate, accepted forms (all async, each optionally with `evaluation=...`):
+    `(args, samples)`: a whole group at once;
+    `(args, sample, sampling_params)`: one trajectory;
     `(base_url, sample)`: an agent that reaches the model at `base_url` by HTTP (docs/gateway.md); may return a reward.
 The other forms return a `Sample`, a list of samples, or (group form) a list with a `Sample` or a list per input sample.
 A class is accepted too. Its async method `generate` has one of these forms. Its optional async methods `setup(args)`
@@ -82,12 +82,12 @@ class GenerateFunction:
         # A parameter with a default is the user's own option, except `sampling_params`.
         own = [p for p in positional(function) if p.name != "evaluation"]
         required = [p for p in own if p.default is p.empty or p.name == "sampling_params"]
-        if len(required) not in (2, 3):
+        agent = [parameter.name for parameter in required[:1]] == ["base_url"]
+        if len(required) not in ((2,) if agent else (2, 3)):
             raise PluginError(
-                f"{name}: expected (args, samples) or (args, sample, sampling_params), each optionally with "
-                f"evaluation=..., or (base_url, sample), got ({', '.join(parameters)})"
+                f"{name}: expected (args, samples), (args, sample, sampling_params) or (base_url, sample), each "
+                f"optionally with evaluation=..., got ({', '.join(parameters)})"
             )
-        agent = required[0].name == "base_url"
         return cls(function, name, agent or len(required) == 3, takes_evaluation, agent)
 
     async def call_one(self, args: Any, sample: Sample, params: SamplingParams, evaluation: bool) -> list[Sample]:
@@ -229,5 +229,5 @@ def whose(function: GenerateFunction | RewardFunction | None) -> str:
 
 def _kind(value: Any) -> str:
     if inspect.isfunction(value):
-        return f"the plain function {value.__name__}"
+        return f"the {'generator' if inspect.isasyncgenfunction(value) else 'plain'} function {value.__name__}"
     return f"{type(value).__name__} {value!r:.80}"

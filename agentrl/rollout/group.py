@@ -158,7 +158,8 @@ class _Play:
             own = grader.function is None and sample.custom_rm_path is None
             generated = await run_environment(context, sample, self.params, grade=own, parts=parts)
         elif generate.agent:
-            played = play_agent(context, sample, self.params, generate.function, parts)
+            extra = {"evaluation": self.evaluation} if generate.takes_evaluation else {}
+            played = play_agent(context, sample, self.params, partial(generate.function, **extra), parts)
             generated = await guarded(played, what=generate.name, failure=EnvFailure)
         else:
             recorder = Recorder(context, self.params, sample)

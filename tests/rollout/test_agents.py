@@ -16,7 +16,7 @@ import pytest
 
 from agentrl.chat import Chat
 from agentrl.envs import AgentEnvironment, CommandEnvironment, command_environment
-from agentrl.errors import AgentFailure, EnvFailure, SettingsError
+from agentrl.errors import AgentFailure, EnvFailure, PluginError, SettingsError
 from agentrl.gateway.record import SessionRecord
 from agentrl.gateway.server import Gateway
 from agentrl.rollout.functions import GenerateFunction
@@ -211,6 +211,21 @@ async def test_an_agent_asks_the_engines_of_its_context(chat: Chat) -> None:
         batch.player.context = replace(batch.player.context, client=evaluating)
         await evaluate(batch.player, "dev", batch.store.lease(1, 0))
     assert (len(training.calls), len(evaluating.calls)) == (0, 4)
+
+
+async def test_an_agent_is_told_whether_it_is_evaluated(chat: Chat) -> None:
+    told: list[bool] = []
+
+    async def agent(base_url: str, sample: Sample, evaluation: bool = False) -> float:
+        told.append(evaluation)
+        await two_turns(base_url, sample)
+        return 1.0
+
+    batch, _ = build(chat, REPLIES, environment=None, generate=agent, **SETTINGS)
+    async with with_gateway(batch):
+        await batch.run(0)
+        await evaluate(batch.player, "dev", batch.store.lease(1, 0))
+    assert told == [False, False, True, True]
 
 
 async def test_requests_branches_and_dropped_tokens_are_metrics_of_a_run(chat: Chat) -> None:
@@ -487,3 +502,15 @@ def test_the_form_of_an_agent_function_is_recognised() -> None:
 
     found = GenerateFunction.of(agent, "agent")
     assert (found.agent, found.per_sample) == (True, True)
+
+
+def test_functions_that_no_form_fits_are_refused() -> None:
+    async def agent(base_url: str, sample: Sample, sampling_params: dict[str, Any]) -> None: ...
+
+    async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> AsyncIterator[Sample]:
+        yield sample
+
+    with pytest.raises(PluginError, match=r"expected .* or \(base_url, sample\).*, got \(base_url, sample, sampling_p"):
+        GenerateFunction.of(agent, "agent")
+    with pytest.raises(PluginError, match="got the generator function generate"):
+        GenerateFunction.of(generate, "generate")
