@@ -42,6 +42,8 @@ async def run_in_daemon_thread(function: Callable[[], T], ended: Callable[[], No
     def work() -> None:
         try:
             results.append(context.run(function))
+        except StopIteration as error:  # a coroutine cannot raise it
+            errors.append(RuntimeError("StopIteration, for example of next()").with_traceback(error.__traceback__))
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's task
             errors.append(error)
         with suppress(anyio.RunFinishedError):  # the event loop has ended, and with it the caller

@@ -3,13 +3,15 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import anyio
 import anyio.lowlevel
 import pytest
 
+from agentrl.plugins import raised_at
 from agentrl.tools import OutcomeKind, Tool, ToolOutcome, threads
-from agentrl.tools.threads import ToolThread, ToolThreads
+from agentrl.tools.threads import ToolThread, ToolThreads, result_of
 
 
 class Gate:
@@ -142,3 +144,13 @@ async def test_a_call_that_waits_for_a_place_is_told_when_all_hang(gate: Gate, m
             tasks.start_soon(call, hang)
             tasks.start_soon(call, quick)
     assert [outcome.kind for outcome in found] == [OutcomeKind.TIMEOUT, OutcomeKind.HUNG]
+
+
+async def test_an_exhausted_iterator_is_an_error_at_the_users_line() -> None:
+    def first() -> int:
+        return next(iter(list[int]()))
+
+    with pytest.raises(RuntimeError, match=r"^StopIteration, for example of next\(\)$") as raised:
+        await result_of(partial(first))
+    assert raised_at(raised.value).endswith("in first")
+    assert (await Tool(first).run({})).text == "Error: RuntimeError: StopIteration, for example of next()"
