@@ -67,7 +67,7 @@ _ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 class Injected:
-    """Mark of a parameter that the environment fills, hidden from the model: `state: Annotated[MyState, Injected]`."""
+    """Mark of a parameter that the environment fills, hidden from the model: `state: Annotated[Any, Injected]`."""
 
 
 class _WithoutTitles(GenerateJsonSchema):
@@ -195,8 +195,9 @@ def _entries(lines: list[str]) -> dict[str, str]:
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    target = function if isinstance(function, (types.FunctionType, types.MethodType)) else type(function).__call__
-    what = f"tool {name!r}: a type hint cannot be resolved"
+    plain = isinstance(function, (types.FunctionType, types.MethodType))
+    target = function if plain else getattr(function, "__wrapped__", type(function).__call__)
+    what = f"tool {name!r}: a type hint cannot be resolved (`Annotated[Any, Injected]` fits every injected parameter)"
     with raised_as(PluginError, what, NameError, TypeError, AttributeError):
         return get_type_hints(target, include_extras=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from enum import Enum
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -138,6 +139,15 @@ async def test_injected_parameters_are_hidden_from_the_model() -> None:
     assert (await secret.run({"key": "a", "state": {}})).kind == "bad_arguments"
 
 
+def test_hints_are_those_of_the_wrapped_function() -> None:
+    def look(city: str) -> str:
+        """Look."""
+        return city
+
+    for function in (lru_cache(look), staticmethod(look)):
+        assert parameters(Tool(function)) == parameters(Tool(look))
+
+
 def test_schema_is_a_copy() -> None:
     @tool
     def f(x: int) -> int:
@@ -195,7 +205,7 @@ def test_what_cannot_be_a_tool() -> None:
         (no_hint, r"tool 'no_hint': parameter 'query' has no type hint"),
         (star, r"tool 'star': parameter '\*names.*' cannot be given by name"),
         (keywords, r"tool 'keywords': parameter '\*\*names.*' cannot be given by name"),
-        (unknown, r"tool 'unknown': a type hint cannot be resolved: .*Missing"),
+        (unknown, r"tool 'unknown': a type hint cannot be resolved \(`Annotated\[Any, Injected\]` .*Missing"),
         (rows, r"tool 'rows': expected a function that returns its result, got one with `yield`"),
         (pages, r"tool 'pages': expected a function that returns its result, got one with `yield`"),
         (opaque, r"tool 'opaque': its type hints cannot be turned into a JSON schema"),
