@@ -108,7 +108,7 @@ def show(found: "Sequence[ReplayedTrajectory]", settings: "RunSettings") -> None
     click.echo(f"  {counts['same']} the same, {counts['higher']} higher, {counts['lower']} lower, {failed} failed now")
     click.echo(f"  {sum(bool(again.stopped) for again in found)} stopped for another reason")
     click.echo(f"  {diverged} went another way: the environment, a tool or the template now says something else")
-    changed = [pair for pair in pairs if pair[1] != pair[2] or pair[0].diverged or pair[0].stopped]
+    changed = [pair for pair in pairs if pair[1] != pair[2] or pair[0].failure or pair[0].diverged or pair[0].stopped]
     changed.sort(key=lambda pair: (not pair[0].failure, -abs((pair[1] or 0) - (pair[2] or 0))))
     for again, then, now in changed[:_SHOWN]:
         sample, what = again.stored[0], again.failure or again.diverged or again.stopped

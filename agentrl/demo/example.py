@@ -38,7 +38,7 @@ class Example:
     and yields their flags."""
 
     name: str  # name of its folder in `runs/`
-    config: Path  # the settings file, from the working directory
+    config: Path  # the settings file
     model: str  # name of the shipped model to start from
     write_data: WriteData  # writes the prompts
     goal: float = 0.75  # minimum success on held-out prompts at the end

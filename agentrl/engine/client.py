@@ -32,7 +32,7 @@ class EngineClient(EngineState):
     def __init__(self, url: str, transport: HttpTransport, settings: EngineSettings) -> None:
         super().__init__(url)
         self.incarnation = 0  # number of losses; the engine has left all groups that it joined before a loss
-        self.unrecovered = ""  # why the last probe did not recover it
+        self.recovering, self.unrecovered = False, ""  # a probe does so now; why the last one did not
         self.places = anyio.Semaphore(settings.sglang_server_concurrency, fast_acquire=True)  # for requests in flight
         self._transport, self._timeout = transport, settings.engine_control_timeout
         self._has_update_sessions, self._calls = True, set[anyio.CancelScope]()

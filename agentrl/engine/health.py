@@ -81,6 +81,7 @@ class HealthMonitor:
     async def _look_once(self, member: EngineClient) -> None:
         _, failures = await self._registry.each(self._look, [member])
         self._looking.discard(member)
+        member.recovering = False
         if (said := str(failures.get(member, ""))) and said != member.unrecovered:
             _log.warning("%s answers, but cannot recover: %s", shown(member.url), said)
         member.unrecovered = said
@@ -98,6 +99,7 @@ class HealthMonitor:
                     if not self.follows:
                         await member.set_resident_memory(self._memory)
                     if "weights" in self._memory:
+                        member.recovering = True
                         await self._registry.regain(member, follows=self.follows)
         elif not self._updating or path != "/health":  # no miss if an update paused the engine after the probe began
             self._misses[member] += 1

@@ -88,22 +88,22 @@ class EngineProcess:
 
 
 async def healthy(engine: EngineProcess, transport: HttpTransport, timeout: float) -> None:
-    """Return when the engine answers its health check; an external one need not: a killed run may have left it paused.
-    Raises EngineUnreachable: the engine ended or took too long."""
-    last, external = "no connection", engine.command is None
-    path = "/model_info" if external else "/health"
+    """Return when the engine answers its health check. An external engine is resumed first: a killed run may have left it
+    paused. Raises EngineUnreachable: the engine ended or took too long."""
+    last, resume = "no connection", engine.url + "/continue_generation"
     with anyio.move_on_after(timeout):
         while (status := engine.poll()) is None:
             with anyio.move_on_after(_PROBE_TIMEOUT):  # another program may listen there and never answer
                 try:
-                    code = (await transport.exchange("GET", engine.url + path)).status if _listens(engine) else 0
+                    if engine.command is None:
+                        await transport.exchange("POST", resume, b"{}", transport.control_headers)
+                    code = (await transport.exchange("GET", engine.url + "/health")).status if _listens(engine) else 0
                 except EngineUnreachable as error:
                     last = str(error)
                 else:
-                    refused = external and 400 <= code < 500  # `EnginePool.check` names the reason
-                    if code == 200 or refused:
+                    if code == 200:
                         return
-                    last = f"{path} answered {code}" if code else last
+                    last = f"/health answered {code}" if code else last
             await anyio.sleep(_POLL_EVERY)
         tail = f"its log {engine.log_path} ends:\n{engine.log_tail()}"
         said = f"the engine for {engine.url} ended with status {status} while starting; {tail}"

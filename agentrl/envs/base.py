@@ -115,7 +115,8 @@ class Environment:
         """A fresh instance for one trajectory, made with `arguments`."""
         instance = cls.__new__(cls, **arguments)
         instance.args, instance.evaluating = args, evaluating  # `__init__` may read them
-        cls.__init__(instance, **arguments)
+        type(instance).__init__(instance, **arguments)
+        instance.args, instance.evaluating = args, evaluating  # and must not change them
         return instance
 
     @classmethod

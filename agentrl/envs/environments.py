@@ -1,6 +1,7 @@
 """`Environments`: the environments of a run, one or several by name, each with the arguments of its instances."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,8 @@ from agentrl.errors import EnvFailure, PluginError, SettingsError, raised_as
 from agentrl.sample import Sample
 
 ALONE = ""  # the name of an environment that is the run's only one
+_OWN = ("__module__", "__qualname__", "__doc__", "tools", "max_turns", "when_interrupted")
+"""Attributes that a class's further use has itself: the `setup` of the first may change those of the class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,10 @@ class EnvSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of its instances, of the types that `__init__` says
 
     def make(self, *, evaluating: bool = False) -> Environment:
-        return self.kind.create(self.args, evaluating=evaluating, **deepcopy(dict(self.arguments)))
+        arguments = dict(self.arguments)
+        with suppress(TypeError):  # instances share what cannot be copied, a lock for example
+            arguments = deepcopy(arguments)
+        return self.kind.create(self.args, evaluating=evaluating, **arguments)
 
 
 class EnvClasses(dict[type[Environment], list[tuple[Mapping[str, Any], type[Environment]]]]):
@@ -33,7 +39,7 @@ class EnvClasses(dict[type[Environment], list[tuple[Mapping[str, Any], type[Envi
         """`cls`, or a subclass that differs in nothing where `cls` is there with other arguments already."""
         same = self.setdefault(cls, [])
         if (found := next((kind for arguments, kind in same if arguments == given), None)) is None:
-            found = _copy(cls) if same else cls
+            found = type(cls.__name__, (cls,), {name: getattr(cls, name) for name in _OWN}) if same else cls
             same.append((given, found))
         return found
 
@@ -82,14 +88,6 @@ class Environments(dict[str, EnvSpec]):
         if problem := self.unknown(name := sample.metadata.get("env")):
             raise EnvFailure(f"{problem}; set metadata['env']", kind="env_unknown")
         return self[str(name) if self.names else ALONE]
-
-
-def _copy(cls: type[Environment]) -> type[Environment]:
-    """Return a subclass that has all attributes of `cls` itself: the `setup` of `cls` may change those of `cls`."""
-    own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    for base in reversed(cls.__mro__[:-1]):
-        own |= {name: value for name, value in vars(base).items() if not name.startswith("__")}
-    return type(cls.__name__, (cls,), own)
 
 
 def _entry(flag: str, path: str, given: Mapping[str, Any], args: Any, kinds: EnvClasses) -> EnvSpec:

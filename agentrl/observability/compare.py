@@ -16,6 +16,7 @@ from agentrl.groups import trajectories
 from agentrl.observability.metrics import read_metrics
 from agentrl.observability.stats import SOLVED
 from agentrl.runfolder import EVALUATIONS
+from agentrl.sample import Sample
 
 _RESAMPLES, _MIN_PROMPTS = 2000, 5
 Rows = list[TrajectoryRow]  # the rows of one trajectory: an agent's session has several
@@ -93,7 +94,8 @@ def _by_prompt(evaluation: Evaluation) -> dict[str, dict[str, dict[int, list[Row
     with StoreReader(evaluation.store) as reader:
         rows = reader.query(Filter(equal={"kind": "eval", "step": evaluation.step}), order="key")
         for key, of_key in groupby(rows, key=lambda row: row.key):
-            group, held = reader.group(key), list(of_key)
+            held = list(of_key)
+            group = reader.group(key) if len(held) > 1 else [Sample()]
             row_of = dict(zip(map(id, group), held, strict=True))
             groups = found.setdefault(held[0].name, {}).setdefault(held[0].prompt, {})
             at = len(groups) if held[0].group_index is None else held[0].group_index
@@ -102,9 +104,10 @@ def _by_prompt(evaluation: Evaluation) -> dict[str, dict[str, dict[int, list[Row
 
 
 def _paired(one: dict[int, list[Rows]], two: dict[int, list[Rows]]) -> list[tuple[list[Rows], list[Rows]]]:
-    """Pair a prompt's groups. Groups of a repeated prompt are paired by place: a failed group is not stored."""
-    once = len(one) == len(two) == 1
-    return [*zip(one.values(), two.values(), strict=True)] if once else [(one[at], two[at]) for at in one if at in two]
+    """Pair a prompt's groups in their order. If one side has fewer, as a failed group is not stored, pair by place."""
+    if len(one) == len(two):
+        return [(one[a], two[b]) for a, b in zip(sorted(one), sorted(two), strict=True)]
+    return [(one[at], two[at]) for at in one if at in two]
 
 
 def _difference(measure: str, pairs: list[tuple[list[Rows], list[Rows]]]) -> Difference | None:

@@ -8,16 +8,19 @@ A sink of your own:
         with connect(run.folder.name) as queue:  # also closed if the run fails: then `yield` raises its error
             yield lambda step, at, metrics: queue.send(step, metrics)"""
 
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentrl.errors import SettingsError, install, raised_as
 from agentrl.plugins import load_object, user_code
 
+_log = logging.getLogger(__name__)
 Sink = Callable[[int, float, Mapping[str, float]], None]
 """Takes one step's metrics: the step, Unix seconds, and numbers by name."""
 
@@ -44,7 +47,17 @@ def open_sink(path: str, run: MetricsRun, opened: ExitStack) -> Sink:
     opener: OpenSink = load_object(path, what="--metrics-sinks")
     with user_code(what):
         sink = (context := opener(run)).__enter__()
-    opened.push(user_code(what)(context.__exit__))
+
+    def close(kind: type[BaseException] | None, *raised: Any) -> None:
+        try:
+            with user_code(what):
+                context.__exit__(kind, *raised)
+        except Exception as error:
+            if kind is None:
+                raise
+            _log.warning("%s", error)  # the run's own error is raised
+
+    opened.push(close)
 
     def write(step: int, at: float, metrics: Mapping[str, float]) -> None:
         with user_code(what):

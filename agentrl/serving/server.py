@@ -114,7 +114,8 @@ def _decode(raw: bytes) -> Any:
     if len(raw) > MAX_MARKS and (marks := sum(map(raw.count, (b"[", b"{", b":")))) > MAX_MARKS:
         raise ValueError(f"a body may have {MAX_MARKS} of the characters [ {{ and :, got {marks}; send several bodies")
     found, depth = orjson.loads(raw), 0
-    level = [found] if type(found) in (dict, list) else []
+    brackets = raw.count(b"[") + raw.count(b"{")
+    level = [found] if brackets > MAX_DEPTH and type(found) in (dict, list) else []
     while level:
         if (depth := depth + 1) > MAX_DEPTH:
             raise ValueError(f"JSON may nest {MAX_DEPTH} levels deep; send a flatter body")

@@ -29,7 +29,7 @@ def overview(library: Library) -> str:
     for run in library.runs:
         try:
             series, trouble = collect_series(run.metrics()), ""
-        except DataError as error:
+        except (DataError, OSError) as error:
             series, trouble = {}, str(error)
         figures = [f"{h.label} {h.before} → {h.after}" for h in headlines(series) if h.label != "training reward"]
         last = {name: one.last for name, one in series.items()}
@@ -51,7 +51,7 @@ def charts(library: Library, everything: bool) -> dict[str, dict[str, Any]]:
     """Return the charts' options by title: the main charts of all runs, or, with `everything`, one chart per metric."""
     lines: dict[str, list[Curve]] = {}
     for at, run in enumerate(library.runs):
-        with suppress(DataError):  # `overview` shows the error
+        with suppress(DataError, OSError):  # `overview` shows the error
             series = collect_series(run.metrics())
             single = [(name, [(name, one)]) for name, one in sorted(series.items())]
             for title, members in single if everything else chart_groups(series):

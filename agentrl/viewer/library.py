@@ -60,7 +60,7 @@ class Source:
     def opens(self) -> bool:
         """True if the store exists and can be read."""
         with suppress(DataError):
-            return bool(self.reader)
+            return self.reader.count() >= 0
         return False
 
     @cached_property

@@ -78,7 +78,7 @@ def _read(where: Sequence[tuple[Source, Filter]], order: str, limit: int, offset
 def neighbours(library: Library, query: Query, here: tuple[int, int]) -> tuple[int, Located | None, Located | None]:
     """Return the position of the row `here` (source's number, id) in the whole table, and the rows before and after it."""
     where, _ = search(library, query)
-    for reach in (PAGE, 40 * PAGE, 10**9):  # rows that a run adds move it away from the query's position
+    for reach in (PAGE, 40 * PAGE):  # rows that a run adds move it away from the query's position
         found = _read(where, query.order, 2 * reach, first := max(0, (query.at or 0) - reach))
         places = [(source.number, row.id) for source, row in found]
         if here in places[bool(first) : 2 * reach - 1]:  # both neighbours were read, if they exist

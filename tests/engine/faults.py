@@ -96,6 +96,7 @@ class FaultyServer:
 
     async def control(self, request: web.Request) -> web.Response:
         self.paths.append(f"{request.method} {request.path_qs}")
+        self.paused = self.paused and request.path != "/continue_generation"
         return web.Response()
 
     async def load(self, request: web.Request) -> web.Response:

@@ -147,7 +147,7 @@ async def test_an_external_engine_that_a_killed_run_left_paused_is_resumed(tmp_p
             EnginePool([engines[0].url], settings, vocab_size=512) as pool,
         ):
             await pool.check()
-        assert server.paths == ["POST /continue_generation"]
+        assert server.paths == ["POST /continue_generation"] * 2
         server.deaf = True
         impatient = settings.model_copy(update={"engine_start_timeout": 0.1})
         with pytest.raises(EngineUnreachable, match="was not healthy"):

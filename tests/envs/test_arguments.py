@@ -1,5 +1,6 @@
 """Arguments of environments: converted by the class's type hints, or refused with the accepted arguments."""
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +136,10 @@ async def test_a_use_does_not_inherit_what_setup_set_for_another(tmp_path: Path)
     for entry in found.values():
         await entry.kind.setup(entry.args)
     kinds: list[Any] = [found[name].kind for name in ("short", "long")]
-    assert [(kind.limit, kind.max_turns) for kind in kinds] == [(2, 2), (10, 8)]
+    assert [kind.max_turns for kind in kinds] == [2, 8]
+    # Data that a class keeps by its own name are of all uses.
+    kinds[0].words = ["one"]
+    assert kinds[1].words == ["one"]
 
 
 def test_each_instance_has_arguments_of_its_own() -> None:
@@ -145,6 +149,8 @@ def test_each_instance_has_arguments_of_its_own() -> None:
     assert isinstance(two, Maze)
     one.got[2][0].x = 5
     one.got[5].pop()
+    lock = threading.Lock()
+    assert EnvSpec(Maze, None, {"size": 1, "other": lock}).make().got[5] is lock  # type: ignore[attr-defined]
     assert two.got == entry.make().got == (1, "maze", (Place(1),), 0.5, Path("."), ["a", "b"])  # type: ignore[attr-defined]
 
 

@@ -78,6 +78,13 @@ class SlimeTrainerAdapter:
         return {name: value for row in rows for name, value in row.items()}
 
 
+class _Live(dict[str, Any]):
+    """Arguments of a user's own objects, which all trajectories share."""
+
+    def __deepcopy__(self, _: Any) -> "_Live":
+        return self
+
+
 class RolloutBridge:
     """Environment and rewards in one generate function: `--custom-generate-function-path file.py:generate`.
     `environment` is a class with retrain's form, or its path, and `config` its keyword arguments. Without `rewards` the
@@ -86,7 +93,7 @@ class RolloutBridge:
         generate = RolloutBridge(MyEnvironment, RewardBridge({"task_completion": {"weight": 1.0}})).generate"""
 
     def __init__(self, environment: Any, rewards: RewardBridge | None = None, config: dict[str, Any] | None = None):
-        self._arguments, self._rewards = {"environment": environment, "config": config}, rewards
+        self._arguments, self._rewards = {"environment": environment, "config": config and _Live(config)}, rewards
 
     async def generate(
         self, args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
