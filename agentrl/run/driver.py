@@ -63,6 +63,8 @@ def _train(settings: RunSettings, folder: RunFolder, progress: Progress, start: 
     progress.resume(first)
     if found is None and (taken := foreign(settings.train.load)) is not None:
         progress.note(f"the weights are those of {taken}; its optimizer's state and place in the data are not read")
+    if found is not None and settings.train.load and (other := latest(folder.load)) not in (None, found):
+        progress.note(f"--load {other.path} is not read: the run goes on from its own checkpoint {found.path}")
     if found is not None and first >= settings.rollout.num_rollout:
         progress.note(
             f"nothing left to train: the newest checkpoint ({found.path}) covers {counted(first, 'rollout')}, and --num-rollout is "

@@ -8,8 +8,6 @@ import anyio
 import orjson
 from anyio import to_thread
 
-from agentrl.buffer.local import find_ledger
-from agentrl.buffer.sqlite import read_meta
 from agentrl.config import RunSettings
 from agentrl.engine.hosted import image_or_text
 from agentrl.errors import DataError, raised_as
@@ -22,10 +20,10 @@ from agentrl.run.driver import open_folder
 from agentrl.run.engines import launched, launched_groups
 from agentrl.run.preflight import prepared
 from agentrl.run.protocols import EVALUATES
-from agentrl.run.resuming import evaluations_in
+from agentrl.run.resuming import covered, evaluations_in
 from agentrl.run.rollouts import LedgerRollouts, OpenWorkers, RolloutResources, freeze_loaded_objects
 from agentrl.run.signals import stopped_by_sigterm
-from agentrl.runfolder import BELOW, DEMONSTRATIONS, LEDGER
+from agentrl.runfolder import DEMONSTRATIONS
 from agentrl.sample import Sample, Status
 
 
@@ -67,9 +65,7 @@ def rollout(settings: RunSettings, workers: OpenWorkers | None = None) -> int:
     to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`. A second call continues after the
     existing rollouts. Raises SettingsError: the existing rollouts were made with other settings."""
     settings, notes = prepared(settings, "rollout")
-    folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
-    ledger = find_ledger(folder / LEDGER, settings.buffer.ledger_dir)
-    first = int(read_meta(ledger).get("checkpoint", -1)) + 1
+    first = covered(settings, "rollout")
     return anyio.run(_rollout, settings, first, notes, workers, backend_options={"use_uvloop": True})
 
 

@@ -34,6 +34,7 @@ from agentrl.engine.pool import EnginePool
 from agentrl.envs import ALONE, AgentEnvironment, EnvClasses, Environment, Environments, command_environment
 from agentrl.errors import CheckpointError, DataError, GraderFailure, SettingsError, install, raised_as
 from agentrl.modelfolder import check_weights, is_float8, read_config
+from agentrl.observability.progress import counted
 from agentrl.observability.settings import ObservabilitySettings
 from agentrl.plugins import load_object
 from agentrl.rm_hub import check_rm_type, grade
@@ -45,7 +46,7 @@ from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary
 from agentrl.run.autoconfig import resolve_device, whole_epochs
 from agentrl.run.conversations import check_conversations
 from agentrl.run.evalsets import EvalSet, eval_sets, named
-from agentrl.run.resuming import check_prompts, refuse_others
+from agentrl.run.resuming import check_prompts, covered, refuse_others
 from agentrl.runfolder import BELOW, check_writable
 from agentrl.settings import flag_of
 from agentrl.train.checkpoints import Found, check_critic, check_curve, foreign, latest, torch_dist
@@ -297,10 +298,22 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
 
 
 def resumed(settings: RunSettings) -> Found | None:
-    """Return the checkpoint to resume from, if any; check it against the algorithm and the learning-rate schedule."""
-    train, rollouts = settings.train, settings.rollout.num_rollout
-    saved = Path(train.save or Path(settings.observability.output_dir) / "checkpoints").expanduser().resolve()
-    found = latest(saved) or latest(Path(train.load).expanduser().resolve() if train.load else saved)
+    """Return the checkpoint to resume from, if any; check it against the algorithm and the learning-rate schedule.
+    Raises CheckpointError: the run's checkpoints are gone, or `--load` names one of them that is not the newest."""
+    train, rollouts, place = settings.train, settings.rollout.num_rollout, settings.observability.output_dir
+    saved = Path(train.save or Path(place) / "checkpoints").expanduser().resolve()
+    asked = latest(Path(train.load).expanduser().resolve() if train.load else saved)
+    found = latest(saved) or asked
+    if found is None and (count := covered(settings)):
+        raise CheckpointError(
+            f"{saved} holds no checkpoint, and the run in --output-dir {place} has trained {counted(count, 'rollout')}; "
+            "give the folder of its checkpoints as --load, or choose another --output-dir"
+        )
+    if found is not None and asked not in (None, found) and asked.path.parent == saved:
+        raise CheckpointError(
+            f"--load {train.load}: the run goes on from its newest checkpoint {found.path}; leave --load out, or start a branch "
+            "with another --output-dir (and --save)"
+        )
     if found is not None:
         check_critic(found.path, wanted="values" in settings.algorithm.reads)
         if found.step + 1 < rollouts:

@@ -43,11 +43,20 @@ def changed(settings: RunSettings, command: str = "train", only: Collection[str]
     ]
 
 
+def covered(settings: RunSettings, command: str = "train") -> int:
+    """Return how many rollouts of the folder's run a checkpoint has covered. Raises LedgerError: its ledger cannot be
+    read."""
+    return int(_meta(settings, command).get("checkpoint", -1)) + 1
+
+
 def begun(settings: RunSettings, command: str = "train") -> bool:
     """Return true if the folder's run has finished a group. Raises LedgerError: its ledger cannot be read."""
+    return covered(settings, command) > 0 or int(_meta(settings, command).get("stored", 0)) > 0
+
+
+def _meta(settings: RunSettings, command: str) -> Mapping[str, str]:
     folder = Path(settings.observability.output_dir).expanduser() / BELOW[command]
-    meta = read_meta(find_ledger(folder / LEDGER, settings.buffer.ledger_dir))
-    return int(meta.get("checkpoint", -1)) >= 0 or int(meta.get("stored", 0)) > 0
+    return read_meta(find_ledger(folder / LEDGER, settings.buffer.ledger_dir))
 
 
 def check_prompts(settings: RunSettings) -> None:

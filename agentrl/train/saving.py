@@ -65,7 +65,8 @@ def write_errors(path: Path) -> Iterator[None]:
         free = shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.exists())).free / 2**20
         raise CheckpointError(
             f"{path} could not be written, with {free:.1f} MiB free on its disk: {last_line(error)}; "
-            "earlier checkpoints are whole. Make room, or choose another --save, and start the same command again"
+            "earlier checkpoints are whole. Make room, or give another --save and the folder of these as --load, and start the same "
+            "command again"
         ) from error
 
 

@@ -32,7 +32,7 @@ class TrainSettings(Settings):
     ref_update_interval: int | None = Field(None, ge=1)
     """Rollouts between two copies of the weights to the reference model; default: never."""
     load: str | None = None
-    """Folder of checkpoints to resume from; default: --save. A Hugging Face folder, and checkpoints of another trainer
+    """Folder of checkpoints to resume from while --save has none; default: --save. A Hugging Face folder, and checkpoints of another trainer
     (torch_dist), give the weights to start from."""
     save: str | None = Field(None, description="Folder to write checkpoints to; default: checkpoints in --output-dir.")
     save_interval: int | None = Field(10, ge=1)

@@ -7,11 +7,15 @@ import pytest
 from agentrl.buffer.ledger import Ledger
 from agentrl.config import RunSettings
 from agentrl.data.source import RolloutDataSource
-from agentrl.errors import SettingsError
+from agentrl.errors import CheckpointError, SettingsError
 from agentrl.observability.metrics import read_metrics
-from agentrl.run.driver import open_folder
+from agentrl.observability.progress import Progress
+from agentrl.run.driver import _train, open_folder
+from agentrl.run.local import start
+from agentrl.run.preflight import resumed
 from agentrl.run.resuming import changed, check_prompts, evaluations_in, refuse_others, write_evaluation
 from agentrl.runfolder import EVALUATIONS, LEDGER, SETTINGS
+from agentrl.train.checkpoints import writing
 from tests.buffer.make import finished
 
 
@@ -30,6 +34,12 @@ def began(line: str = "") -> None:
     """Make the folder that a run with these settings leaves."""
     with open_folder(build(line)), Ledger(Path("run", LEDGER)) as ledger:
         ledger.bind(RolloutDataSource(build(line).args).identity())
+
+
+def checkpoint(path: str, step: int) -> None:
+    manifest = {"step": step, "stepped": True, "layout": {}, "model": {}, "optimizer": {}}
+    with writing(Path(path), manifest, leader=True, barrier=lambda: None):
+        pass
 
 
 def test_changed_settings_are_told_with_both_values() -> None:
@@ -108,3 +118,41 @@ def test_an_evaluation_that_was_cut_does_not_spoil_the_next() -> None:
     assert evaluations_in(folder) == 1
     write_evaluation(folder, 1, "model", "dev", {"reward": 0.75})
     assert [(row["step"], row["metrics"]["reward"]) for row in read_metrics(file)] == [(0, 0.5), (1, 0.75)]
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again() -> None:
+    began()
+    assert resumed(build()) is None
+    with Ledger(Path("run", LEDGER)) as ledger:
+        ledger.checkpointed(2)
+    with pytest.raises(
+        CheckpointError, match=r"new holds no checkpoint.* in --output-dir run has trained 3 rollouts; give"
+    ):
+        resumed(build("--save new"))
+    checkpoint("old/rollout_000002", 2)
+    found = resumed(build("--save new --load old"))
+    assert found is not None
+    assert found.step == 2
+    assert resumed(build("--output-dir other")) is None
+
+
+def test_a_checkpoint_of_the_run_that_is_not_the_newest_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, step in (("run/checkpoints/a", 0), ("run/checkpoints/b", 1), ("base/c", 7)):
+        checkpoint(name, step)
+    with pytest.raises(
+        CheckpointError, match="--load run/checkpoints/a: the run goes on from its newest checkpoint .*b;"
+    ):
+        resumed(build("--load run/checkpoints/a"))
+    branch = resumed(build("--load run/checkpoints/a --output-dir branch"))
+    assert branch is not None
+    assert branch.step == 0
+    for load, noted in (("base", True), ("run/checkpoints", False), ("run/checkpoints/b", False)):
+        settings = build(f"--num-rollout 2 --load {load}")
+        with open_folder(settings) as folder, Progress(settings.observability, total=2) as progress:
+            folder.model.mkdir(exist_ok=True)
+            for file in ("config.json", "model.safetensors"):
+                (folder.model / file).touch()
+            folder.wrote_model_of(folder.checkpoint(0).parent / "b")
+            _train(settings, folder, progress, start)
+        said = capsys.readouterr().err
+        assert ("base/c is not read: the run goes on from its own checkpoint" in said) == noted
