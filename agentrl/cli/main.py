@@ -97,7 +97,7 @@ def run(argv: list[str]) -> int:
         if (extra := extra_for((error.name or "").partition(".")[0], argv)) is None:
             raise
         return _fail(f"this needs the package {error.name}: {install(extra)}", error, debug)
-    except (AgentRLError, OSError, BaseExceptionGroup) as error:
+    except (Exception, BaseExceptionGroup) as error:
         inner = list(leaves(error))
         if any(isinstance(leaf, KeyboardInterrupt) for leaf in inner):
             return _interrupted(argv)

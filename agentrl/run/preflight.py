@@ -144,6 +144,7 @@ def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None
         raise ModuleNotFoundError("No module named 'ray'", name="ray")
     written: dict[str, str | Path | None] = {"--output-dir": Path(settings.observability.output_dir, BELOW[purpose])}
     if train:
+        written["--save-hf"] = settings.train.save_hf and settings.train.save_hf.format(rollout_id=0)
         written |= {"--save": settings.train.save, "--update-weight-disk-dir": settings.cluster.update_weight_disk_dir}
     for flag, folder in written.items():
         with problems:

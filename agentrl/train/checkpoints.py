@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import CheckpointError, raised_as
+from agentrl.errors import CheckpointError, disk_trouble, raised_as
 from agentrl.files import sync_folder, write_atomic
 from agentrl.runfolder import CRITIC, MANIFEST
 from agentrl.train.learning_rate import learning_rate
@@ -164,13 +164,18 @@ def replace_folder(made: Path, target: Path) -> None:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A new hidden folder beside `path` to fill; it takes the place of `path` if the block ends without an error."""
+    """A new hidden folder beside `path` to fill; it takes the place of `path` if the block ends without an error. Raises
+    CheckpointError: the disk is full, and the error of the block is not the system's, so that it names no file."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         yield partial
         replace_folder(partial, path)
+    except Exception as error:
+        if isinstance(error, OSError) or (trouble := disk_trouble(error)) is None:
+            raise
+        raise CheckpointError(f"{path}: {trouble}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import agentrl as rooms
-from agentrl.cli.main import _DISTRIBUTED_AS, COMMANDS
+from agentrl.cli.main import _DISTRIBUTED_AS, COMMANDS, run
 from agentrl.errors import install
 from tests.support.commands import in_this_process, processor_seconds
 from tests.support.nightly import nightly
@@ -227,6 +227,21 @@ def test_every_package_that_agentrl_imports_is_required_or_brought_by_an_extra()
     others |= {"trackio"}  # only for its users: its own dependencies are large
     missing = {name for name in imported if not {name, _DISTRIBUTED_AS.get(name, name).replace("_", "-")} & required}
     assert missing == others, "these come with numba, pydantic, mcp, math-verify, aiohttp, transformers"
+
+
+def test_a_full_disk_is_one_message_also_if_a_library_has_its_own_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = iter([RuntimeError("I/O error: No space left on device (os error 28)"), RuntimeError("a bug")])
+
+    def main(**_: object) -> None:
+        raise next(errors)
+
+    monkeypatch.setattr("agentrl.cli.main.agentrl.main", main)
+    assert run(["report"]) == 2
+    assert "error: I/O error: No space left on device (os error 28); free some space" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="a bug"):
+        run(["report"])
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

@@ -220,6 +220,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"use_opd": True, "opd_teacher_load": "model", "loss_type": "sft_loss"}, ["no effect with sft_loss"]),
         ({"advantage_estimator": "ppo", "critic_load": "no_weights"}, ["--critic-load no_weights: expected model"]),
         ({"save": "prompts.jsonl"}, ["--save", "prompts.jsonl cannot be written", "choose another folder"]),
+        ({"save_hf": "prompts.jsonl/{rollout_id}"}, ["--save-hf ", "prompts.jsonl/0 cannot be written"]),
         ({"tensor_model_parallel_size": 4, "actor_num_gpus_per_node": 4}, ["2 key-value heads", "1, 2"]),
         (
             {"env": "plugins.py:Ungraded", "rm_type": "gsm8k", "prompt_data": "objects.jsonl"},

@@ -11,6 +11,7 @@ import torch
 
 from agentrl.errors import CheckpointError
 from agentrl.train.hf import HFFolder, write
+from tests.support.disks import small_disk
 from tests.support.tiny_models import make_tiny_model
 
 
@@ -52,6 +53,13 @@ def test_a_failed_write_leaves_the_old_folder(source: HFFolder, tmp_path: Path) 
         write(tmp_path / "m", broken(), source=source)
     assert set(HFFolder(tmp_path / "m").files) == set(source.files)
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_full_disk_is_named_with_the_folder(source: HFFolder, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        with pytest.raises(CheckpointError, match=r"disk/m: .*No space left on device.*; free some space"):
+            write(disk / "m", stream(source), source=source)
+        assert [*disk.iterdir()] == []
 
 
 def test_what_is_missing_is_named(source: HFFolder, tmp_path: Path) -> None:
