@@ -161,14 +161,12 @@ def describe_error(error: BaseException) -> str:
 
 
 @contextmanager
-def user_code(what: str) -> Iterator[None]:
-    """Raise errors of the code inside, except our own errors, as a `PluginError` that begins with `what`."""
+def user_code(what: str, *known: type[Exception]) -> Iterator[None]:
+    """Raise errors of the code inside, except our own and `known` ones, as a `PluginError` that begins with `what`."""
     try:
         yield
-    except AgentRLError:
-        raise
     except BaseException as error:
-        if must_propagate(error):
+        if isinstance(error, (AgentRLError, *known)) or must_propagate(error):
             raise
         raise PluginError(f"{what} raised {describe_error(error)}") from error
 

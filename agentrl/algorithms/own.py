@@ -9,14 +9,17 @@ from typing import Any
 from agentrl.algorithms.base import SampleView, Tensor, TokenLoss, TokenView
 from agentrl.algorithms.fields import AlgorithmFields
 from agentrl.errors import PluginError, SettingsError
-from agentrl.plugins import compat, load_object
+from agentrl.plugins import compat, load_object, user_code
 
 _LOSS, WEIGHTS = "--custom-loss-function-path", "--custom-pg-loss-reducer-function-path"
 TIS = "--custom-tis-function-path"
 
 
 def load_function(path: str | None, flag: str) -> Callable[..., Any]:
-    """Return the function (of two arguments) or class at `path`. Raises PluginError or SettingsError: there is none."""
+    """Return the function (of two arguments) or class at `path`. Raises PluginError or SettingsError: there is none.
+    Errors of its calls become PluginErrors with the path, except of full device memory, which the trainer handles."""
+    import torch
+
     found: Callable[..., Any] = load_object(path or "", what=flag)
     if not callable(found):
         raise SettingsError(f"{flag} {path}: expected a function, got {found!r}")
@@ -27,7 +30,7 @@ def load_function(path: str | None, flag: str) -> Callable[..., Any]:
             raise SettingsError(
                 f"{flag} {path}: it is called with two arguments, the second are settings: {error}"
             ) from None
-    return found
+    return found if isinstance(found, type) else user_code(f"{flag} {path}", torch.OutOfMemoryError)(found)
 
 
 def is_own(path: str | None, flag: str) -> bool:

@@ -44,8 +44,7 @@ def changed(settings: RunSettings, command: str = "train", only: Collection[str]
 
 
 def covered(settings: RunSettings, command: str = "train") -> int:
-    """Return how many rollouts of the folder's run a checkpoint has covered. Raises LedgerError: its ledger cannot be
-    read."""
+    """Return the number of rollouts that checkpoints covered. Raises LedgerError: the run's ledger cannot be read."""
     return int(_meta(settings, command).get("checkpoint", -1)) + 1
 
 

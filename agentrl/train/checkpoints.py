@@ -165,7 +165,7 @@ def replace_folder(made: Path, target: Path) -> None:
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A new hidden folder beside `path` to fill; it takes the place of `path` if the block ends without an error. Raises
-    CheckpointError: the disk is full, and the error of the block is not the system's, so that it names no file."""
+    CheckpointError: a library reported a full disk with an error of its own, which names no file."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -109,6 +109,40 @@ def infinite(batch: SampleView, settings: AlgorithmSettings) -> torch.Tensor:
     return batch.loss_mask.log()
 
 
+def broken(seen: SampleView | TokenView, settings: AlgorithmSettings) -> torch.Tensor:
+    raise KeyError("nope")
+
+
+def all_of(settings: AlgorithmSettings) -> None:
+    compute_advantages(weight_inputs(), settings)
+    algorithm_of(settings).token_weights(weight_inputs())
+    algorithm_of(settings).token_loss(view(torch.tensor([-1.0, -2.0], requires_grad=True)))
+
+
+@pytest.mark.parametrize(
+    ("flag", "more"),
+    [
+        ("advantage_estimator", {}),
+        ("custom_loss_function_path", {"loss_type": "custom_loss"}),
+        ("custom_pg_loss_reducer_function_path", {}),
+        ("custom_tis_function_path", {"use_tis": True}),
+    ],
+)
+def test_an_error_of_ones_own_function_names_its_path_and_line(flag: str, more: dict[str, Any]) -> None:
+    words = rf"--{flag.replace('_', '-')} .*:broken raised KeyError: 'nope' at .*test_own\.py:\d+ in broken"
+    with pytest.raises(PluginError, match=words):
+        all_of(AlgorithmSettings(**{flag: path("broken"), **more}))
+
+
+def too_large(seen: TokenView, settings: AlgorithmSettings) -> TokenLoss:
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_a_loss_that_runs_out_of_memory_is_left_to_the_trainer() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        algorithm_of(custom("too_large")).token_loss(view(torch.tensor([-1.0], requires_grad=True)))
+
+
 def spoiled(batch: SampleView, settings: AlgorithmSettings) -> torch.Tensor:
     return torch.tensor([1.0, math.inf, math.nan])
 
