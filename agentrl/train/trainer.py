@@ -238,23 +238,25 @@ class TrainBackend(ABC):
         started = time.perf_counter()
         self._seconds = defaultdict(float)
         computed, metrics = prepared or self.prepare(batch)
-        algorithm, self.algorithm = self.algorithm.adapted(metrics)
+        count, first = self.settings.num_steps_per_rollout, self.settings.actor_starts
+        algorithm, acts = self.algorithm, step * count >= first
+        if acts:
+            algorithm, self.algorithm = algorithm.adapted(metrics)
         learning = time.perf_counter()
         batch = with_computed(batch, computed)
         if self.learners != "critic":
             batch = self.hooks.prepared(batch, step, self.device)
         seen, history = np.full(len(batch.loss_mask), np.nan, np.float32), []
-        count = self.settings.num_steps_per_rollout
         for optim_step, indices in enumerate(batch.split(count), step * count):
             inputs = step_inputs(batch, indices, algorithm, self.ranks, self.device)
             found = {} if self.critic is None else self.critic.step(inputs, optim_step)
-            if self.learners != "critic" and optim_step >= (first := self.settings.actor_starts):
+            if self.learners != "critic" and acts:
                 found |= self.actor.step(inputs, optim_step - first)
                 seen[batch.response_positions(indices)] = self.actor.seen
             history.append(found)
         self._details = _details(batch, seen)
         times = {f"perf/{name}_time": seconds for name, seconds in self._seconds.items()}
-        if self.learners != "critic":
+        if self.learners != "critic" and acts:
             times["perf/actor_train_time"] = time.perf_counter() - learning
             done = 3 * forward_flops(self.actor.shape, np.diff(batch.offsets)) / self.ranks.world
             times["perf/actor_train_tflops"] = done / times["perf/actor_train_time"] / 1e12

@@ -171,17 +171,21 @@ def test_its_learning_rate_follows_the_actors_curve_with_its_own_peak_and_warm_u
 
 def test_first_rollouts_train_the_critic_alone(folder: Path) -> None:
     chosen = settings(folder, num_critic_only_steps=2, num_steps_per_rollout=2, lr_warmup_iters=2)
-    with backend(chosen, PPO) as made:
+    with backend(chosen, PPO.model_copy(update={"entropy_target": 50.0, "entropy_coef_step": 1e-3})) as made:
         before, head = exported(made), critics(made)["score.weight"]
         for rollout in range(2):
             metrics = made.train(make_batch(seed=rollout), rollout)
-            assert "loss" not in metrics
+            assert not {"loss", "perf/actor_train_time", "perf/actor_train_tflops"} & metrics.keys()
+            assert metrics["entropy_coef"] == 0
             assert metrics["value_loss"] > 0
             assert metrics["tokens"] == make_batch(seed=rollout).loss_mask.sum()
         after = exported(made)
         assert all(torch.equal(before[name], after[name]) for name in before)
         assert not torch.equal(head, critics(made)["score.weight"])
         metrics = made.train(make_batch(seed=2), 2)
+        assert metrics["perf/actor_train_time"] > 0
+        assert metrics["entropy_coef"] == 0  # the first rollout's; the next has a step more
+        assert made.algorithm.settings.entropy_coef == 1e-3
         assert metrics["lr"] == pytest.approx(0.25e-3)  # the mean of its first two steps
         assert any(not torch.equal(before[name], tensor) for name, tensor in exported(made).items())
 
