@@ -37,10 +37,10 @@ class CostShape:
     channels: int  # number of channels of keys and values, over all heads and layers
 
 
-def attention_crossover(shape: CostShape) -> int:
-    """Return the sequence length at which causal attention costs as much as all else. A token costs 2 FLOPs per matrix
-    weight; causal attention over n tokens costs n^2 FLOPs per channel."""
-    return 2 * shape.matrices // shape.channels
+def attention_crossover(shape: CostShape) -> int | None:
+    """Return the sequence length at which causal attention costs as much as all else; None without such attention. A
+    token costs 2 FLOPs per matrix weight; causal attention over n tokens costs n^2 FLOPs per channel."""
+    return 2 * shape.matrices // shape.channels if shape.channels else None
 
 
 def forward_flops(shape: CostShape, lengths: NDArray[np.int64]) -> float:

@@ -347,7 +347,9 @@ def test_every_key_that_transformers_reads_is_known(family: ModelFamily) -> None
 
 def test_the_crossover_is_where_attention_costs_as_much_as_the_matrices() -> None:
     weights = 4 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 24) + 8 * 100
+    assert attention_crossover(CostShape(vocab=100, matrices=weights, channels=0)) is None
     n = attention_crossover(CostShape(vocab=100, matrices=weights, channels=2 * 4 * 8))
+    assert n is not None
     assert attention_operations(n) <= 2 * n * weights
     assert attention_operations(n + 1) > 2 * (n + 1) * weights
 
