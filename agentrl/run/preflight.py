@@ -306,15 +306,11 @@ def resumed(settings: RunSettings) -> Found | None:
     asked = latest(Path(train.load).expanduser().resolve() if train.load else saved)
     found = latest(saved) or asked
     if found is None and (count := covered(settings)):
-        raise CheckpointError(
-            f"{saved} holds no checkpoint, and the run in --output-dir {place} has trained {counted(count, 'rollout')}; "
-            "give the folder of its checkpoints as --load, or choose another --output-dir"
-        )
+        said = f"no checkpoint in {saved}, and the run in --output-dir {place} has trained {counted(count, 'rollout')}"
+        raise CheckpointError(f"{said}; give the folder of its checkpoints as --load, or choose another --output-dir")
     if found is not None and asked not in (None, found) and asked.path.parent == saved:
-        raise CheckpointError(
-            f"--load {train.load}: the run goes on from its newest checkpoint {found.path}; leave --load out, or start a branch "
-            "with another --output-dir (and --save)"
-        )
+        said = f"--load {train.load}: the run goes on from its newest checkpoint {found.path}; leave --load out,"
+        raise CheckpointError(f"{said} or start a branch with another --output-dir (and --save)")
     if found is not None:
         check_critic(found.path, wanted="values" in settings.algorithm.reads)
         if found.step + 1 < rollouts:

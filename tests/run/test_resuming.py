@@ -126,7 +126,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again() -> None:
     with Ledger(Path("run", LEDGER)) as ledger:
         ledger.checkpointed(2)
     with pytest.raises(
-        CheckpointError, match=r"new holds no checkpoint.* in --output-dir run has trained 3 rollouts; give"
+        CheckpointError, match=r"no checkpoint in .*new, .* in --output-dir run has trained 3 rollouts; give"
     ):
         resumed(build("--save new"))
     checkpoint("old/rollout_000002", 2)
