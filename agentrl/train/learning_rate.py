@@ -16,14 +16,14 @@ def learning_rate(step: int, settings: TrainSettings, total_steps: int | None = 
     `total_steps`. Raises SettingsError: an end is needed and unknown, or the warm-up is not shorter than the decay."""
     decay_end = end_of_decay(settings, total_steps)
     warmup = _warmup_steps(settings, decay_end)
+    if settings.lr_decay_style != "constant" and decay_end is not None and warmup >= decay_end:
+        raise SettingsError(f"the warm-up of {warmup} steps must be shorter than the {decay_end} steps of the decay")
     if warmup and step <= warmup:
         return settings.lr_warmup_init + (settings.lr - settings.lr_warmup_init) * step / warmup
     if settings.lr_decay_style == "constant":
         return settings.lr
     if decay_end is None:
         raise SettingsError(f"lr_decay_style {settings.lr_decay_style} needs lr_decay_iters or the run's length")
-    if warmup >= decay_end:
-        raise SettingsError(f"the warm-up of {warmup} steps must be shorter than the {decay_end} steps of the decay")
     if step > decay_end:
         return settings.min_lr
     if settings.lr_decay_style == "inverse-square-root":

@@ -100,3 +100,5 @@ def test_a_shape_without_an_end_is_refused() -> None:
     assert learning_rate(9, late, total_steps=11) > 0
     with pytest.raises(SettingsError, match="shorter"):
         learning_rate(9, TrainSettings(lr_decay_style="cosine", lr_warmup_iters=5), total_steps=5)
+    with pytest.raises(SettingsError, match="the warm-up of 100 steps must be shorter than the 10 steps of the decay"):
+        learning_rate(9, TrainSettings(lr_decay_style="cosine", lr_warmup_iters=100), total_steps=10)
