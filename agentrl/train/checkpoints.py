@@ -71,8 +71,11 @@ def check_curve(found: Found, settings: TrainSettings, total_steps: int, step: i
     of steps per rollout moves the run to another place of the curve."""
     manifest, rollouts = read_manifest(found.path), max(found.step + 1 - settings.num_critic_only_steps, 0)
     theirs, each = manifest.get("lr_decay_end"), manifest.get("steps_per_rollout", settings.num_steps_per_rollout)
+    ours = settings.lr_wsd_decay_iters
+    wsd = ours and manifest.get("lr_wsd_decay_iters", ours)  # older checkpoints do not have it
+    before = {"lr_decay_iters": theirs, "lr_wsd_decay_iters": wsd} if type(theirs) is int else {}
+    own = settings.model_copy(update=before)
     if each != settings.num_steps_per_rollout:
-        own = settings.model_copy(update={"lr_decay_iters": theirs}) if type(theirs) is int else settings
         last, new = learning_rate(rollouts * each, own, total_steps), learning_rate(step, settings, total_steps)
         if not math.isclose(last, new):
             raise CheckpointError(
@@ -82,13 +85,13 @@ def check_curve(found: Found, settings: TrainSettings, total_steps: int, step: i
         return
     if settings.lr_decay_iters is not None or type(theirs) is not int:
         return
-    before = learning_rate(step, settings.model_copy(update={"lr_decay_iters": theirs}))
-    after = learning_rate(step, settings, total_steps)
-    if before != after:
+    last, new = learning_rate(step, own), learning_rate(step, settings, total_steps)
+    if last != new:
+        kept = f"--lr-decay-iters {theirs}{f' --lr-wsd-decay-iters {wsd}' if wsd else ''}"
         raise CheckpointError(
-            f"{found.path}: the checkpoint's learning rate ({settings.lr_decay_style}) decays until optimizer step {theirs}, "
-            f"this run's until step {total_steps}. It would jump from {before:.3g} to {after:.3g}. Set --lr-decay-iters "
-            f"{theirs} to keep the curve (then constant at --min-lr {settings.min_lr:g}), or {total_steps} for the new one"
+            f"{found.path}: the checkpoint's learning rate ({settings.lr_decay_style}) changes until optimizer step {theirs}, "
+            f"this run's until step {total_steps}. It would jump from {last:.3g} to {new:.3g}. Set {kept} "
+            f"to keep the curve (then constant at {learning_rate(theirs + 1, own):g}), or --lr-decay-iters {total_steps} for the new one"
         )
 
 

@@ -212,6 +212,7 @@ class TrainedModel(ModelState):
             "reshardable": reshardable,
             "algorithm": dict(algorithm or {}),
             "steps_per_rollout": settings.num_steps_per_rollout,
+            "lr_wsd_decay_iters": settings.lr_wsd_decay_iters,
         }
         manifest |= {_REFERENCE: bool(reference), "lr_decay_end": end_of_decay(settings, self.optimizer.total_steps)}
         folder, leads = ExitStack(), ranks.rank == 0

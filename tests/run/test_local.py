@@ -98,7 +98,7 @@ def test_a_prolonged_run_says_what_becomes_of_its_learning_rate(kit: RunKit) -> 
 
     assert started(2).metrics()[-1]["train/lr"] > 0
     refused = started(4)
-    assert re.search("decays until optimizer step 2, .* from 0 to .* --lr-decay-iters 2 to keep", refused.output)
+    assert re.search("changes until optimizer step 2, .* from 0 to .* --lr-decay-iters 2 to keep", refused.output)
     assert started(3, lr_decay_iters=2).metrics()[-1]["train/lr"] == 0
     longer = started(4, lr_decay_iters=8)
     assert [row["step"] for row in longer.metrics()] == [0, 1, 2, 3]

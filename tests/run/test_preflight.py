@@ -572,7 +572,7 @@ def test_a_resumed_run_needs_the_later_dumps_only(here: RunKit, tmp_path: Path) 
         ({"advantage_estimator": "ppo"}, "rollout_000000: it holds no critic, and this run's algorithm learns one"),
         (
             {"lr_decay_style": "cosine", "num_rollout": 8},
-            "decays until optimizer step 2, this run's until step 8",
+            "changes until optimizer step 2, this run's until step 8",
         ),
     ],
 )

@@ -137,11 +137,23 @@ def test_finding_a_checkpoint_needs_no_torch() -> None:
             "until optimizer step 100, .* until step 200. .* from 0 to 0.5. Set --lr-decay-iters 100 ",
         ),
         (150, 120, {"lr_decay_style": "linear"}, "--lr-decay-iters 150 to keep"),
-        (100, 200, {"lr_warmup_fraction": 0.9}, "from 1 to 0.556"),
+        (
+            100,
+            200,
+            {"lr_warmup_fraction": 0.9},
+            r"\(constant\) changes until optimizer step 100, .* from 1 to 0.556.*then constant at 1\)",
+        ),
         (100, 100, {"lr_decay_style": "cosine"}, None),
         (100, 200, {"lr_decay_style": "cosine", "lr_decay_iters": 200}, None),
         (120, 200, {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 20}, None),
         (100, 200, {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 20}, "from 0 to 1. Set"),
+        (
+            100,
+            200,
+            {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 120},
+            "from 0 to 0.782. Set --lr-decay-iters 100 --lr-wsd-decay-iters 20 to keep",
+        ),
+        (120, 250, {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 150}, None),
         (None, 200, {"lr_decay_style": "cosine"}, None),
         (100, 200, {}, None),
     ],
@@ -149,7 +161,8 @@ def test_finding_a_checkpoint_needs_no_torch() -> None:
 def test_a_jump_of_the_learning_rate_has_to_be_asked_for(
     tmp_path: Path, end: int | None, total: int, settings: dict[str, Any], jump: str | None
 ) -> None:
-    with writing(tmp_path, manifest(9) | {"lr_decay_end": end}, leader=True, barrier=lambda: None):
+    entries = {"lr_decay_end": end, "lr_wsd_decay_iters": 20}
+    with writing(tmp_path, manifest(9) | entries, leader=True, barrier=lambda: None):
         pass
     asked = TrainSettings(lr=1.0, **settings)
     with pytest.raises(CheckpointError, match=jump) if jump else contextlib.nullcontext():
