@@ -335,18 +335,17 @@ class Requests:
         return anyio.current_time() - max(began, self._registry.lost_at) < self._settings.engine_absence_timeout
 
     async def _wait_for_engine(self, began: float) -> None:
-        """Wait for a member with current weights. A member may take any time to load a folder, but not fail at it. A pool
-        that follows another does not see the loading, and waits."""
-        folder, whys = self._registry.folder, [member.unrecovered for member in self._registry.members]
-        loading = any(member.recovering for member in self._registry.members)
-        if self._patient(began) or loading or (folder is not None and whys and self.shared):
+        """Wait for a member with current weights. A member may take any time to load a folder, but not fail at it."""
+        folder, members = self._registry.folder, self._registry.members
+        hopeful = any(member.recovering or not member.unrecovered for member in members)
+        if self._patient(began) or (folder is not None and hopeful):
             await self._registry.wait(MAX_BACKOFF)
             return
-        if not whys:
+        if not members:
             raise EngineUnreachable("the pool has no engine; all have left it", kind="no_engine")
         said = f"no engine has the weights of version {self._registry.version} any more, and"
         if folder is not None:
-            said = f"{said} none can load them: {max(whys) or 'none answers'}; start the same command again to resume"
+            said = f"{said} none can load them: {members[0].unrecovered}; start the same command again to resume"
             raise EngineUnreachable(said, kind="no_current_weights")
         raise EngineUnreachable(
             f"{said} weights that were broadcast cannot be given again before the next update; start the same command again to "
