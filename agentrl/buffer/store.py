@@ -90,18 +90,7 @@ Row = TrajectoryRow  # former name of `TrajectoryRow`, kept for one release
 
 COLUMNS = tuple(field.name for field in fields(TrajectoryRow))
 _STORED = ", ".join(COLUMNS[1:-1])
-_SCHEMA = f"""
-CREATE TABLE groups (key INTEGER PRIMARY KEY AUTOINCREMENT, kind, name, step, data BLOB NOT NULL);
-CREATE TABLE trajectories (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, {_STORED},
-    staleness GENERATED ALWAYS AS (CASE WHEN kind='train' THEN max(step - oldest, 0) END) VIRTUAL
-);
-CREATE TABLE details (step INTEGER PRIMARY KEY, data BLOB NOT NULL);
-CREATE INDEX trajectories_by_step ON trajectories (kind, name, step);
-CREATE INDEX trajectories_by_key ON trajectories (key);
-CREATE INDEX groups_by_step ON groups (kind, name, step);
-PRAGMA user_version={LAYOUT};
-"""
+_SCHEMA = Path(__file__).with_name("store.sql").read_text(encoding="utf-8").format(columns=_STORED, layout=LAYOUT)
 _INSERT = f"INSERT INTO trajectories ({_STORED}) VALUES ({', '.join('?' * (len(COLUMNS) - 2))})"
 
 

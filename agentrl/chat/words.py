@@ -101,14 +101,15 @@ def _splits(backend: Any) -> list[re.Pattern[str]] | None:
     *steps, last = first["pretokenizers"] if first and first["type"] == "Sequence" else [first]
     if not last or last["type"] != "ByteLevel" or last["add_prefix_space"]:
         return None
-    found = list[re.Pattern[str] | None]()
-    for step in steps:
-        usual = step["type"] == "Split" and (step["behavior"], step["invert"]) == ("Isolated", False)
-        found.append(_translated(step["pattern"].get("Regex", "(")) if usual else None)
-    if last["use_regex"]:
-        found.append(_translated(_GPT2))
-    whole = [split for split in found if split]
-    return whole if whole and len(whole) == len(found) else None
+    expressions = [*map(_expression, steps), *[_GPT2] * last["use_regex"]]
+    found = [split for split in map(_translated, expressions) if split]
+    return found if found and len(found) == len(expressions) else None
+
+
+def _expression(step: Mapping[str, Any]) -> str:
+    """Return the expression whose matches a step makes words; "(", which is none, if the step does something else."""
+    usual = step["type"] == "Split" and (step["behavior"], step["invert"]) == ("Isolated", False)
+    return str(step["pattern"].get("Regex", "(")) if usual else "("
 
 
 def _translated(expression: str) -> re.Pattern[str] | None:

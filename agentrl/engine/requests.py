@@ -343,15 +343,14 @@ class Requests:
             return
         if not members:
             raise EngineUnreachable("the pool has no engine; all have left it", kind="no_engine")
-        said = f"no engine has the weights of version {self._registry.version} any more, and"
-        if folder is not None:
-            said = f"{said} none can load them: {members[0].unrecovered}; start the same command again to resume"
-            raise EngineUnreachable(said, kind="no_current_weights")
-        raise EngineUnreachable(
-            f"{said} weights that were broadcast cannot be given again before the next update; start the same command again to "
-            "resume, or use --update-weight-mode disk",
-            kind="no_current_weights",
+        why, or_else = (
+            "weights that were broadcast cannot be given again before the next update",
+            ", or use --update-weight-mode disk",
         )
+        if folder is not None:
+            why, or_else = f"none can load them: {members[0].unrecovered}", ""
+        said = f"no engine has the weights of version {self._registry.version} any more, and {why}"
+        raise EngineUnreachable(f"{said}; start the same command again to resume{or_else}", kind="no_current_weights")
 
 
 def busy_or_broken(status: int) -> bool:

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError, install
+from agentrl.files import read_table
 from agentrl.plugins import load_object, raised_at
 from agentrl.rm_hub.grade import Grade, GraderFunction, Metadata
 from agentrl.rm_hub.reading.common import after_reasoning, clip, last_box
@@ -46,28 +47,10 @@ class GraderSpec:
 
 _HUB = "agentrl.rm_hub"
 
+_ROWS: list[list[Any]] = read_table(__file__, "graders.tsv")
 GRADERS: Mapping[str, GraderSpec] = {
-    "math": GraderSpec(f"{_HUB}.math:grade_math"),
-    "dapo": GraderSpec(f"{_HUB}.math:grade_dapo", boxable=False, zero=-1.0),
-    "deepscaler": GraderSpec(f"{_HUB}.math:grade_deepscaler", reads="response", boxable=False),
-    "exact_match": GraderSpec(f"{_HUB}.text:grade_exact_match"),
-    "f1": GraderSpec(f"{_HUB}.text:grade_f1"),
-    "search_r1": GraderSpec(f"{_HUB}.search_r1:grade_search_r1", reads="response", boxable=False, conversation=True),
-    "gsm8k": GraderSpec(f"{_HUB}.math:grade_gsm8k"),
-    "gpqa": GraderSpec(f"{_HUB}.text:grade_gpqa"),
-    "ifbench": GraderSpec(
-        f"{_HUB}.ifbench:grade_ifbench", ("emoji", "langdetect", "punkt", "syllapy"), needs_label=False
-    ),
-    "tool_call": GraderSpec(f"{_HUB}.tool_call:grade_tool_call", reads="response", boxable=False, conversation=True),
-    "reasoning_gym": GraderSpec(
-        "agentrl.adapters.reasoning_gym:grade", ("reasoning_gym",), needs_label=False, boxable=False
-    ),
-    "random": GraderSpec(f"{_HUB}.text:grade_random", needs_label=False, boxable=False),
-    "code": GraderSpec(f"{_HUB}.code:CodeGrader", (), "service", needs_label=False, boxable=False),
-    "llm_judge": GraderSpec(f"{_HUB}.llm_judge:LLMJudge", ("httpx",), "service", needs_label=False, boxable=False),
-    "remote_rm": GraderSpec(
-        f"{_HUB}.remote_rm:RemoteRM", ("httpx",), "service", "response", needs_label=False, boxable=False
-    ),
+    name: GraderSpec(path, tuple(packages.split()), runs, reads, *(flag == "yes" for flag in flags), float(zero))
+    for name, path, packages, runs, reads, *flags, zero in _ROWS
 }
 
 

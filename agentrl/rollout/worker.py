@@ -61,22 +61,7 @@ class Played:
 
 
 class Player(Protocol):
-    """A worker, or several, as the coordinator sees them.
-
-    A player that drops every group without playing it:
-
-        class Idle(Player):
-            async def play(self, lease, report):
-                return Played(lease.number, FilterOutput(False, "idle"))
-
-            async def evaluate(self, number, group, tally):
-                return []
-
-            async def pause(self): ...
-            async def resume(self): ...
-            async def updated(self, version): ...
-            async def figures(self):
-                return {}"""
+    """A worker, or several, as the coordinator sees them."""
 
     async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
         """Play a group. Cancelling the call cancels the lease; the last `LeaseProgress` is still reported. Raises

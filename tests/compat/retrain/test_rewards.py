@@ -80,12 +80,12 @@ async def test_the_whole_reward_is_credited_as_its_strategy_says(strategy: str, 
 
 
 @reward
-def short(completion: str) -> bool:
+def terse(completion: str) -> bool:
     return len(completion) < 4
 
 
 async def test_a_verdict_counts_as_0_or_1() -> None:
-    bridge = RewardBridge({"short": {"weight": 2.0}})
+    bridge = RewardBridge({"terse": {"weight": 2.0}})
     assert [await bridge.reward(None, played(text)) for text in ("abc", "abcd")] == [2.0, 0.0]
 
 
