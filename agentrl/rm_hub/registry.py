@@ -49,8 +49,10 @@ _HUB = "agentrl.rm_hub"
 
 _ROWS: list[list[Any]] = read_table(__file__, "graders.tsv")
 GRADERS: Mapping[str, GraderSpec] = {
-    name: GraderSpec(path, tuple(packages.split()), runs, reads, *(flag == "yes" for flag in flags), float(zero))
-    for name, path, packages, runs, reads, *flags, zero in _ROWS
+    name: GraderSpec(
+        path, tuple(packages.split()), runs, reads, label == "yes", box == "yes", talk == "yes", float(zero)
+    )
+    for name, path, packages, runs, reads, label, box, talk, zero in _ROWS
 }
 
 
