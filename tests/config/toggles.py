@@ -275,7 +275,7 @@ RUNS: dict[str, dict[str, str]] = {
     "dumped": {"load_debug_rollout_data_subsample": "0.5"},
     "two, evaluated": {"eval_reward_key": "b"},
     "raising": {"rollout_max_retries": "0"},
-    "plain": {"reward_timeout": "0.0001"},
+    "plain": {"reward_timeout": "1e-9"},
     "graded": {"rm_type": "random", "label_key": "nothing"},
     "groups": {"group_rm": ""},
     "template": {"apply_chat_template_kwargs": "shout=true"},
