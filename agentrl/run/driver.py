@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import anyio
 from agentrl.config import RunSettings
 from agentrl.config.placement import ClusterSettings
 from agentrl.engine.weights import WHOLE
-from agentrl.errors import DataError, ungrouped
+from agentrl.errors import CheckpointError, DataError, ungrouped
 from agentrl.files import remove_folder
 from agentrl.observability.metrics import MetricsLogger, read_metrics
 from agentrl.observability.progress import Progress, counted
@@ -63,8 +63,9 @@ def _train(settings: RunSettings, folder: RunFolder, progress: Progress, start: 
     progress.resume(first)
     if found is None and (taken := foreign(settings.train.load)) is not None:
         progress.note(f"the weights are those of {taken}; its optimizer's state and place in the data are not read")
-    if found is not None and settings.train.load and (other := latest(folder.load)) not in (None, found):
-        progress.note(f"--load {other.path} is not read: the run goes on from its own checkpoint {found.path}")
+    with suppress(CheckpointError):  # a damaged one is not read either
+        if found is not None and settings.train.load and (other := latest(folder.load)) not in (None, found):
+            progress.note(f"--load {other.path} is not read: the run goes on from its own checkpoint {found.path}")
     if found is not None and first >= settings.rollout.num_rollout:
         progress.note(
             f"nothing left to train: the newest checkpoint ({found.path}) covers {counted(first, 'rollout')}, and --num-rollout is "

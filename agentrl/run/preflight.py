@@ -9,6 +9,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -303,8 +304,12 @@ def resumed(settings: RunSettings) -> Found | None:
     Raises CheckpointError: the run's checkpoints are gone, or `--load` names one of them that is not the newest."""
     train, rollouts, place = settings.train, settings.rollout.num_rollout, settings.observability.output_dir
     saved = Path(train.save or Path(place) / "checkpoints").expanduser().resolve()
-    asked = latest(Path(train.load).expanduser().resolve() if train.load else saved)
-    found = latest(saved) or asked
+    found, asked = latest(saved), None
+    with (
+        suppress(CheckpointError) if found else nullcontext()
+    ):  # what a run with checkpoints does not read may be damaged
+        asked = latest(Path(train.load).expanduser().resolve() if train.load else saved)
+    found = found or asked
     if found is None and (count := covered(settings)):
         said = f"no checkpoint in {saved}, and the run in --output-dir {place} has trained {counted(count, 'rollout')}"
         raise CheckpointError(f"{said}; give the folder of its checkpoints as --load, or choose another --output-dir")

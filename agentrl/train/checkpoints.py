@@ -83,7 +83,8 @@ def check_curve(found: Found, settings: TrainSettings, total_steps: int, step: i
                 f"The learning rate would jump from {last:.3g} to {new:.3g}. Keep --num-steps-per-rollout {each}"
             )
         return
-    if settings.lr_decay_iters is not None or type(theirs) is not int:
+    warming = settings.lr_warmup_fraction is None and step <= settings.lr_warmup_iters  # both curves are alike there
+    if settings.lr_decay_iters is not None or type(theirs) is not int or warming:
         return
     last, new = learning_rate(step, own), learning_rate(step, settings, total_steps)
     if last != new:

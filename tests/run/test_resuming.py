@@ -136,6 +136,15 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again() -> None:
     assert resumed(build("--output-dir other")) is None
 
 
+def test_a_damaged_folder_that_is_not_read_stops_no_run() -> None:
+    checkpoint("run/checkpoints/b", 1)
+    checkpoint("base/c", 7)
+    Path("base/c/manifest.json").write_text("{")
+    found = resumed(build("--load base/c"))
+    assert found is not None
+    assert found.step == 1
+
+
 def test_a_checkpoint_of_the_run_that_is_not_the_newest_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for name, step in (("run/checkpoints/a", 0), ("run/checkpoints/b", 1), ("base/c", 7)):
         checkpoint(name, step)

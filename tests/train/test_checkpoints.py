@@ -197,3 +197,9 @@ def test_another_number_of_steps_per_rollout_does_not_move_the_learning_rate(
         pass
     with pytest.raises(CheckpointError, match=jump) if jump else contextlib.nullcontext():
         check_curve(Found(tmp_path, 9), TrainSettings(lr=1.0, **settings), 100, 10)
+
+
+def test_a_run_that_ended_inside_its_warm_up_may_go_on(tmp_path: Path) -> None:
+    with writing(tmp_path, manifest(4) | {"lr_decay_end": 5}, leader=True, barrier=lambda: None):
+        pass
+    check_curve(Found(tmp_path, 4), TrainSettings(lr=1.0, lr_warmup_iters=10, lr_decay_style="cosine"), 100, 5)

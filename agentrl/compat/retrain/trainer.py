@@ -68,7 +68,8 @@ class SlimeTrainerAdapter:
         CheckpointError: the folder has none, or the run has its own."""
         if latest(checkpoint_directory) is None:
             raise CheckpointError(f"{checkpoint_directory}: there is no complete checkpoint in it")
-        if (own := resumed(self.settings)) is not None:
+        train, place = self.settings.train, self.settings.observability.output_dir
+        if (own := latest(Path(train.save or Path(place) / "checkpoints").expanduser())) is not None:
             raise CheckpointError(f"the run goes on from its own {own.path}; give it another output_dir")
         self.settings = self.settings.replace(load=checkpoint_directory)
 
@@ -76,13 +77,6 @@ class SlimeTrainerAdapter:
         await asyncio.to_thread(train, settings)
         rows = read_metrics(Path(settings.observability.output_dir) / METRICS)
         return {name: value for row in rows for name, value in row.items()}
-
-
-class _Live(dict[str, Any]):
-    """Arguments of a user's own objects, which all trajectories share."""
-
-    def __deepcopy__(self, _: Any) -> "_Live":
-        return self
 
 
 class RolloutBridge:
@@ -93,7 +87,7 @@ class RolloutBridge:
         generate = RolloutBridge(MyEnvironment, RewardBridge({"task_completion": {"weight": 1.0}})).generate"""
 
     def __init__(self, environment: Any, rewards: RewardBridge | None = None, config: dict[str, Any] | None = None):
-        self._arguments, self._rewards = {"environment": environment, "config": config and _Live(config)}, rewards
+        self._arguments, self._rewards = {"environment": environment, "config": config}, rewards
 
     async def generate(
         self, args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
