@@ -23,6 +23,7 @@ from starlette.websockets import WebSocket
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from agentrl.sandbox.inside import bridge
 from agentrl.serving import server as serving
 from agentrl.serving.server import Guarded, read_json
 
@@ -247,3 +248,24 @@ def test_a_socket_may_wait_longer_than_a_request(address: tuple[str, int]) -> No
             socket.recv(1.5 * serving.READ_TIMEOUT)
         socket.send("still here")
         assert socket.recv(10) == "still here"
+
+
+def test_small_answers_are_sent_at_once() -> None:
+    """With Nagle's algorithm the body of an answer would wait 40 ms for the acknowledgement of its head."""
+    with serving.listen("127.0.0.1", 0) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_sandbox_forwards_small_parts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[socket.socket]()
+
+    def create_server(*args: Any, **options: Any) -> socket.socket:
+        made.append(socket_create_server(*args, **options))
+        return made[0]
+
+    socket_create_server = socket.create_server
+    monkeypatch.setattr(socket, "create_server", create_server)
+    bridge.listen(0, "/nowhere")
+    assert made[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

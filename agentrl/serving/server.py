@@ -8,7 +8,6 @@
 3. SIGTERM and SIGINT end the process within `GRACE` seconds, even if its threads are busy."""
 
 import asyncio
-import gc
 import math
 import re
 import signal
@@ -32,6 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from agentrl.clock import freeze_loaded_objects
 from agentrl.errors import SettingsError
 
 MAX_HEAD = 1 << 16  # bytes of a request's first line and headers
@@ -49,6 +49,7 @@ CLIENT_GONE = 499  # no client reads this status; it is what proxies log for a c
 _HERE = re.compile(r"([\w-]+|[\d.]+|\[[\da-f:.]+\])(:\d+)?")
 _NEAR = re.compile(r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 _CLOSE, _BACKLOG = {"connection": "close"}, 4096
+_NESTED = frozenset((dict, list))
 T = TypeVar("T")
 
 
@@ -113,14 +114,13 @@ async def _body(request: Request) -> bytes:
 def _decode(raw: bytes) -> Any:
     if len(raw) > MAX_MARKS and (marks := sum(map(raw.count, (b"[", b"{", b":")))) > MAX_MARKS:
         raise ValueError(f"a body may have {MAX_MARKS} of the characters [ {{ and :, got {marks}; send several bodies")
-    found, depth = orjson.loads(raw), 0
-    brackets = raw.count(b"[") + raw.count(b"{")
-    level = [found] if brackets > MAX_DEPTH and type(found) in (dict, list) else []
+    found, depth, half = orjson.loads(raw), 0, MAX_DEPTH // 2
+    many = any(len(raw.rsplit(bracket, half)) > half for bracket in (b"{", b"["))
+    level = [found] if many and type(found) in _NESTED else []
     while level:
         if (depth := depth + 1) > MAX_DEPTH:
             raise ValueError(f"JSON may nest {MAX_DEPTH} levels deep; send a flatter body")
-        inner = (value for each in level for value in (each.values() if type(each) is dict else each))
-        level = [value for value in inner if type(value) is dict or type(value) is list]
+        level = [v for each in level for v in (each.values() if type(each) is dict else each) if type(v) in _NESTED]
     return found
 
 
@@ -184,6 +184,9 @@ def listen(host: str, port: int) -> socket.socket:
     is taken, or the address is not this machine's."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # its connections inherit it; asyncio would not set it
     try:
         listener.bind((host, port))
     except OSError as error:
@@ -200,9 +203,9 @@ def serve(
     `on_signal`: called at once when the signal comes, so that requests in flight can still be answered."""
     server = _Server(_config(app, host, log_level="warning"))
     server.on_signal = on_signal
-    # A busy thread must let the event loop run soon, and garbage collection must skip objects that exist already.
+    # A busy thread must let the event loop run soon.
     sys.setswitchinterval(0.0005)
-    gc.freeze()
+    freeze_loaded_objects()
     sys.stdout.write(ready.format(url=_opened(listener)) + "\n")
     sys.stdout.flush()
     server.run([listener])

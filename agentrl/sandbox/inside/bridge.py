@@ -33,6 +33,7 @@ def forward(client: socket.socket, path: str) -> None:
 def listen(port: int, path: str) -> None:
     """Forward connections to the port, each in two threads of its own."""
     listener = socket.create_server(("127.0.0.1", port), backlog=128)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit it: no event waits 40 ms
 
     def accept() -> None:
         while True:
