@@ -18,10 +18,17 @@ class Memo:
 
     Attributes:
         parts: parsed parts of requests, by the function that parsed the part and by the part's JSON.
+        last: the parts of the last request in order, by the function: their JSON, and what they were parsed to.
         items: items of answers in OpenAI's responses format, by id, parsed as if the agent had sent them back."""
 
     parts: dict[tuple[Callable[..., Any], bytes], tuple[Any, ...]] = field(default_factory=dict)
+    last: dict[Callable[..., Any], list[tuple[bytes, tuple[Any, ...]]]] = field(default_factory=dict)
     items: dict[str, Any] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Forget all parts of requests."""
+        self.parts.clear()
+        self.last.clear()
 
 
 class Refusal(AgentRLError):

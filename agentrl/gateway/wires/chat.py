@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from agentrl.chat.messages import REASONING_KEYS, ToolCall
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Memo, Refusal
 from agentrl.gateway.live import LiveTurn
-from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, schema
+from agentrl.gateway.wires.common import BodyFields, Fields, OpenAIErrors, agent_request, event, schema
 from agentrl.sample import Message
 
 _FINISH = {"stop": "stop", "calls": "tool_calls", "length": "length"}
@@ -15,8 +15,8 @@ class ChatWire(OpenAIErrors):
     """The wire format of `POST /chat/completions`. Reasoning is `reasoning_content`."""
 
     def read(self, body: Body, headers: Mapping[str, str], memo: Memo | None = None) -> AgentRequest:
-        fields = Fields(body, memo=memo)
-        messages = list(fields.once("messages", _messages))
+        fields = BodyFields(body, memo)
+        messages = fields.once("messages", _messages)
         limits = [fields.positive(name) for name in ("max_completion_tokens", "max_tokens")]
         more = {"max_tokens": next(filter(None, limits), None), "stop": fields.stops("stop")}
         more["usage"] = fields.inner("stream_options").get("include_usage", bool) or False

@@ -25,23 +25,18 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 
 class Fields:
     """A JSON object in a request. Its methods raise Refusal with the field's path if a field has another type. Null
-    means absent. `ignored`: names of the body's fields that were not read, and kinds of tools that were left out.
-    `memo`: the results of `once` for earlier requests."""
+    means absent."""
 
-    def __init__(self, value: Any, path: str = "", memo: Memo | None = None) -> None:
+    def __init__(self, value: Any, path: str = "") -> None:
         if not isinstance(value, dict):
             raise Refusal(f"{path or 'the body'}: expected an object, got {_NAMES[type(value)]}")
-        self._value = value
-        self._path = path
-        self.memo = Memo() if memo is None else memo
-        self.ignored = set() if path else {name for name, given in value.items() if given is not None}
+        self._value, self._path = value, path
 
     def refusal(self, name: str, reason: str) -> Refusal:
         return Refusal(f"{self._below(name)}: {reason}")
 
     def get(self, name: str, kind: type[T]) -> T | None:
         """Return a field of exactly this type, or of any type for `object`; None if it is absent."""
-        self.ignored.discard(name)
         value = self._value.get(name)
         if value is None or kind is object or type(value) is kind:
             return value
@@ -81,21 +76,6 @@ class Fields:
         for index, value in enumerate(self.get(name, list) or ()):
             yield Fields(value, f"{self._below(name)}[{index}]")
 
-    def once(self, name: str, read: Callable[["Fields"], Iterable[T]]) -> "Iterator[T]":
-        """Yield what `read` yields for the objects of a list. An object that is in the memo is not read again."""
-        for index, value in enumerate(self.get(name, list) or ()):
-            if (found := self.memo.parts.get(key := (read, orjson.dumps(value)))) is None:
-                found = self.memo.parts[key] = tuple(read(Fields(value, f"{self._below(name)}[{index}]")))
-            yield from found
-
-    def usable(self, name: str, read: Callable[["Fields"], Iterable[T | str]]) -> list[T]:
-        """Return what `read` yields for the objects of a list of tools. A string is the kind of a tool that is left out.
-        A list that is in the memo is not read again."""
-        if (found := self.memo.parts.get(key := (read, orjson.dumps(self.get(name, list))))) is None:
-            found = self.memo.parts[key] = tuple(tool for fields in self.each(name) for tool in read(fields))
-        self.ignored |= {f"tool:{tool:.80}" for tool in found if isinstance(tool, str)}
-        return [tool for tool in found if not isinstance(tool, str)]
-
     def parts(self, name: str) -> "Iterable[Fields]":
         """Return the parts of a content; a string is one text part."""
         content = self.get(name, object)
@@ -118,6 +98,40 @@ class Fields:
 
     def _below(self, name: str) -> str:
         return f"{self._path}.{name:.80}" if self._path else f"{name:.80}"
+
+
+class BodyFields(Fields):
+    """The fields of a request's body. `ignored`: names of the fields that were not read, and kinds of tools that were
+    left out. `memo`: the results of `once` for earlier requests."""
+
+    def __init__(self, value: Any, memo: Memo | None = None) -> None:
+        super().__init__(value)
+        self.memo = memo or Memo()
+        self.ignored = {name for name, given in value.items() if given is not None}
+
+    def get(self, name: str, kind: type[T]) -> T | None:
+        """Return a field as `Fields.get` does, and count it as read."""
+        self.ignored.discard(name)
+        return super().get(name, kind)
+
+    def once(self, name: str, read: Callable[[Fields], Iterable[T]]) -> list[T]:
+        """Return what `read` yields for the objects of a list. An object that is in the memo is not read again."""
+        parts, before = self.memo.parts, self.memo.last.get(read, [])
+        known = self.memo.last[read] = before[: len(values := self.get(name, list) or [])]
+        for index, value in enumerate(values):
+            raw = orjson.dumps(value)
+            if index >= len(before) or before[index][0] != raw:  # comparing is faster than hashing
+                if (found := parts.get(key := (read, raw))) is None:
+                    found = parts[key] = tuple(read(Fields(value, f"{name}[{index}]")))
+                known[index : index + 1] = [(raw, found)]
+        return [item for _, found in known for item in found]
+
+    def usable(self, name: str, read: Callable[[Fields], Iterable[T | str]]) -> list[T]:
+        """Return what `once` returns for a list of tools, without strings: a string is the kind of a tool that is left
+        out."""
+        found = self.once(name, read)
+        self.ignored |= {f"tool:{tool:.80}" for tool in found if isinstance(tool, str)}
+        return [tool for tool in found if not isinstance(tool, str)]
 
 
 def content_of(parts: Iterable[Fields]) -> Content:
@@ -146,7 +160,7 @@ def schema(tool: Fields, parameters: Body | None, name: str = "") -> Body:
 
 
 def agent_request(
-    body: Fields, headers: Mapping[str, str], messages: Sequence[Message], tools: list[Body], **more: Any
+    body: BodyFields, headers: Mapping[str, str], messages: Sequence[Message], tools: list[Body], **more: Any
 ) -> AgentRequest:
     """Make a request from its parts and the fields that the wire formats share. `more`: fields of the request."""
     _check(body)

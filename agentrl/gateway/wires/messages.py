@@ -10,7 +10,7 @@ import orjson
 from agentrl.chat.messages import ToolCall, arguments_text
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Memo, Refusal
 from agentrl.gateway.live import LiveTurn, TextName, cut
-from agentrl.gateway.wires.common import Fields, agent_request, content_of, event, joined, schema
+from agentrl.gateway.wires.common import BodyFields, Fields, agent_request, content_of, event, joined, schema
 from agentrl.sample import Message
 
 _STOP = {"stop": "end_turn", "calls": "tool_use", "length": "max_tokens"}
@@ -25,7 +25,7 @@ class MessagesWire:
     """The wire format of `POST /messages`. Reasoning is a block of thinking, if the agent asked for it."""
 
     def read(self, body: Body, headers: Mapping[str, str], memo: Memo | None = None) -> AgentRequest:
-        fields = Fields(body, memo=memo)
+        fields = BodyFields(body, memo)
         # The billing line differs from request to request, so it is removed.
         system = joined(_BILLING.sub("", block.part_text()) for block in fields.parts("system"))
         messages: list[Message] = [{"role": "system", "content": system}] if system else []

@@ -6,7 +6,7 @@ from typing import Any
 from agentrl.chat.messages import ToolCall, arguments_text
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Memo, Refusal
 from agentrl.gateway.live import TEXTS, LiveTurn, TextName, cut
-from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, joined, schema
+from agentrl.gateway.wires.common import BodyFields, Fields, OpenAIErrors, agent_request, event, joined, schema
 from agentrl.sample import Message
 
 _WRITTEN = {"message": "content", "reasoning": "content", "function_call": "arguments", "custom_tool_call": "input"}
@@ -24,7 +24,7 @@ class ResponsesWire(OpenAIErrors):
     an item with only a summary back as the assistant's text."""
 
     def read(self, body: Body, headers: Mapping[str, str], memo: Memo | None = None) -> AgentRequest:
-        fields = Fields(body, memo=memo)
+        fields = BodyFields(body, memo)
         instructions = fields.get("instructions", str)
         system: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
         tools = fields.usable("tools", _tools)
@@ -70,7 +70,7 @@ class ResponsesWire(OpenAIErrors):
         return {**self.answer(request, live.turn), **_BEGUN}
 
 
-def _messages(fields: Fields) -> list[Message]:
+def _messages(fields: BodyFields) -> list[Message]:
     if isinstance(given := fields.get("input", object), str):
         return [{"role": "user", "content": given}]
     messages: list[Message] = []
