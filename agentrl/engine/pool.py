@@ -7,7 +7,7 @@
 3. A call to all engines returns all answers in the order of `urls`, or raises the first error."""
 
 import logging
-import uuid
+import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -169,7 +169,7 @@ class EnginePool(HealthMonitor):
                 said = f"a request samples with {otherwise}, unlike the run (temperature {self.temperatures[0]:g})"
                 why = "training computes other log-probs for its tokens; give these tokens loss mask 0"
                 _log.warning(f"{said}: {why}")
-        call = GenerateCall(rid or uuid.uuid4().hex, session_id, extra, images, sink)
+        call = GenerateCall(rid or secrets.token_hex(16), session_id, extra, images, sink)
         with self._within(deadline, f"a prompt of {len(input_ids)} tokens"):
             return await self._requests.generate(call, input_ids, params, scored)
 
@@ -187,7 +187,9 @@ class EnginePool(HealthMonitor):
         receives an answer of status 200 in parts. After the first part, the request is not sent again: an update or a
         failure ends the answer. All else is as with `generate`."""
         with self._within(None, path):
-            return await self._requests.relay(GenerateCall(rid or uuid.uuid4().hex, session_id, sink=sink), path, body)
+            return await self._requests.relay(
+                GenerateCall(rid or secrets.token_hex(16), session_id, sink=sink), path, body
+            )
 
     @contextmanager
     def _within(self, deadline: float | None, what: str) -> Iterator[None]:

@@ -9,9 +9,10 @@
    request continues if it has tokens, or if the pool follows another one. Otherwise it counts as failed.
 5. An answer that is also streamed is not sent to another engine once a part of it was passed on."""
 
+import asyncio
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -59,7 +60,7 @@ class GenerateCall:
     interrupted: bool = False
     versions: set[str | None] = field(default_factory=set)
     waiting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    ended: anyio.Event = field(default_factory=anyio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def part(self, part: Reply) -> None:
         """Pass on a part of a stream."""
@@ -141,7 +142,7 @@ class Requests:
         if (name := call.rid) in self.live:
             raise EngineRejected(f"a request with the id {name!r:.100} is under way already", status=400, kind="rid")
         self.live[name] = call
-        call.rid = uuid.uuid4().hex  # not the name: an engine aborts all ids that begin with an aborted id
+        call.rid = secrets.token_hex(16)  # not the name: an engine aborts all ids that begin with an aborted id
         try:
             with call.waiting:
                 yield
@@ -226,7 +227,7 @@ class Requests:
             except EngineFailure as error:
                 left = isinstance(error, EngineUnreachable) and member not in self._registry.members
                 if left and not call.begun:
-                    call.rid = uuid.uuid4().hex
+                    call.rid = secrets.token_hex(16)
                     continue
                 failed += 1
                 strange |= {member} if error.kind == "unknown_token" else set()
@@ -241,7 +242,7 @@ class Requests:
                 if call.begun or counted > self._settings.engine_max_retries:
                     error.args = (f"{error} (after {failed} attempts)",) if failed > 1 else error.args
                     raise
-                call.rid = uuid.uuid4().hex
+                call.rid = secrets.token_hex(16)
             finally:
                 self._registry.release(member)
             if failed and not self._registry.any_usable(anyio.current_time()):
@@ -289,7 +290,7 @@ class Requests:
     def _fine(self, call: GenerateCall, reply: Reply, member: EngineClient) -> Reply:
         if busy_or_broken(reply.status):
             raise _refusal(reply, member)
-        call.rid = uuid.uuid4().hex
+        call.rid = secrets.token_hex(16)
         return reply
 
     def _read(self, call: GenerateCall, asked: RequestExpectations, reply: Reply, member: EngineClient) -> Generation:
@@ -300,7 +301,7 @@ class Requests:
             got = got if call.extra is None else replace(got, raw=(reply.body,))
         except EngineRejected as error:
             raise EngineRejected(f"{error} (from {member.url})", status=error.status, kind=error.kind) from None
-        call.rid = uuid.uuid4().hex
+        call.rid = secrets.token_hex(16)
         interrupted = got.finish_reason.type == "abort" and not got.ids
         if interrupted and not (call.interrupted or call.aborted or self.shared):
             said = f"{member.url} aborted the request before its first token, and this client did not ask for it"

@@ -170,9 +170,21 @@ _SUMMED: Final = (
 )
 
 
+class Prompt(array):  # type: ignore[type-arg] # Python 3.11 has no array[int]
+    """The ids of a prompt. `known`: the number of ids at the front whose JSON is known, and this JSON; see `encode`."""
+
+    known = 0, b""
+
+
 def encode(ids: Sequence[int], vocab_size: int | None) -> bytes:
-    """Return a prompt as a JSON array. An id outside the vocabulary would crash an SGLang server. If `vocab_size` is
+    """Return a prompt as a JSON array. Only the new ids of a `Prompt` are checked and encoded. An id outside the vocabulary would crash an SGLang server. If `vocab_size` is
     None, ids are not checked. Raises EngineRejected, kind `bad_prompt`: the prompt is empty, or an item is no id."""
+    if isinstance(ids, Prompt):
+        count, text = ids.known
+        if count < len(ids) or not count:
+            more = encode(ids[count:], vocab_size)
+            ids.known = len(ids), text[:-1] + b"," + more[1:] if count else more
+        return ids.known[1]
     if not ids:
         raise EngineRejected("the prompt is empty; expected at least one token id", kind="bad_prompt")
     if isinstance(ids, array):

@@ -154,6 +154,7 @@ class Session:
         self._route, self._last, self._closed = uuid.uuid4().hex, self.clock(), False
         self._lock, self._scopes = anyio.Lock(fast_acquire=True), set[anyio.CancelScope]()
         self._histories = dict[str, list[Message]]()
+        self._sent: tuple[TurnNode | None, tuple[int, bytes]] = None, (0, b"")
         self.refusals: deque[Refusal] = deque(maxlen=20)
         self.memo, self.record = Memo(), dict[str, Any]()
         self.failure: Failure | None = None
@@ -202,7 +203,7 @@ class Session:
 
     def refused(self, refusal: Refusal) -> None:
         """Count a refusal, and clear the memo of parts: the byte limit may not have counted the request."""
-        self.memo.parts.clear()
+        self.memo.clear()
         self.counts[f"refused/{refusal.reason or refusal.kind}"] += 1
         self.refusals.append(refusal)
         self.refusal = refusal
@@ -329,7 +330,11 @@ class Session:
         try:
             session = f"{self._route}-{node.root.number}"
             images = ImageInputs.of(self.tree.images, node.image_spans()) if self.tree.images else None
-            got = await self.engine.generate(node.prompt(), params, session_id=session, images=images, sink=sink)
+            prompt, (last, known) = node.prompt(), self._sent
+            if node.parent is last:  # the prompt begins with the last one
+                prompt.known = known
+            got = await self.engine.generate(prompt, params, session_id=session, images=images, sink=sink)
+            self._sent = node, prompt.known
             if got.finish_reason.type == "abort":
                 raise EngineRejected("the engine aborted the request", kind="aborted")
         except EngineFailure as error:

@@ -24,7 +24,7 @@ import orjson
 
 from agentrl.chat import Chat, ChatSession, ParsedTurn
 from agentrl.chat.messages import normalise_messages, normalise_tools
-from agentrl.engine.wire import Generation
+from agentrl.engine.wire import Generation, Prompt
 from agentrl.gateway.contracts import AgentRequest, Refusal
 from agentrl.gateway.roles import Roles
 from agentrl.media import Image, ImageSpan
@@ -100,8 +100,8 @@ class TurnNode:
     def family_root(self) -> TurnNode:
         return self.root.family or self.root
 
-    def prompt(self) -> array[int]:
-        ids = array("i")
+    def prompt(self) -> Prompt:
+        ids = Prompt("i")
         for node in self.path():
             ids += node.close + node.env
             if node is not self:
