@@ -1,11 +1,11 @@
 """Groups of samples as compact bytes and back, without pickle.
 
-1. Layout: zlib of [4-byte little-endian header length][JSON header][raw arrays]; the header names each array's
+1. Layout: Zstandard of [4-byte little-endian header length][JSON header][raw arrays]; the header names each array's
    sample, field, dtype and length in order.
 2. The arrays of `Sample.to_arrays` are stored as raw arrays (log-probs as float32), the rest as JSON. A value that JSON
    cannot carry (an image object, a NaN) raises an error that names the field. Tuples and arrays become lists, dates
    become text.
-3. Images and routing hardly compress, so they follow the zlib part uncompressed. Each image of the group is stored
+3. Images and routing hardly compress, so they follow the compressed part as they are. Each image of the group is stored
    once. Expert indices are uint8 if all are below 256, else int16. Such groups begin with `_LONG` and the lengths of
    the first two parts. `split_group` removes the routing."""
 
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import zstandard
 
 from agentrl.errors import SampleError, raised_as
 from agentrl.media import Image
@@ -28,8 +29,12 @@ from agentrl.sample import Sample
 
 _VERSION = 2
 _ROUTING, _LONG, _SIZES = "rollout_routed_experts", b"L", struct.Struct("<QQ")
-"""The array that is stored uncompressed, and the first byte of a group with uncompressed parts, unlike zlib's."""
-_DAMAGED = (zlib.error, struct.error, ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError)
+"""The array that is stored uncompressed, and the first byte of a group with uncompressed parts."""
+_ZLIB = b"x"  # first byte of a group that agentrl 0.1 compressed
+_DAMAGED = (
+    *(zstandard.ZstdError, zlib.error, struct.error),
+    *(ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError),
+)
 """The errors that damaged bytes raise while they are read."""
 
 
@@ -56,7 +61,8 @@ def encode_group(samples: Sequence[Sample]) -> bytes:
                 raise SampleError(f"sample index={sample.index}: field {field!r} cannot be stored: {error}; {remedy}")
     listed = {"large": large, "images": [[i.hash, i.width, i.height, i.form, len(i.data)] for i in images.values()]}
     header = _dump({"version": _VERSION, "rest": rests, "arrays": arrays, **{k: v for k, v in listed.items() if v}})
-    small = zlib.compress(b"".join([struct.pack("<I", len(header)), header, *raw]), 1)
+    whole = b"".join([struct.pack("<I", len(header)), header, *raw])
+    small = zstandard.ZstdCompressor(level=1, write_checksum=True).compress(whole)
     return _joined(small, b"".join(image.data for image in images.values()), b"".join(routing))
 
 
@@ -67,7 +73,7 @@ def _joined(small: bytes, images: bytes, routing: bytes) -> bytes:
 
 
 def _parts(data: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return the zlib part of a group's bytes, its images and its routing."""
+    """Return the compressed part of a group's bytes, its images and its routing."""
     if data[:1] != _LONG:
         return data, b"", b""
     sizes = _SIZES.unpack_from(data, 1) if len(data) > 1 + _SIZES.size else (len(data), 0)
@@ -76,6 +82,17 @@ def _parts(data: bytes) -> tuple[bytes, bytes, bytes]:
     if end > len(data):
         raise SampleError("stored group is damaged: its images or its routing are missing")
     return data[start:middle], data[middle:end], data[end:]
+
+
+def _plain(small: bytes) -> bytes:
+    """Return the decompressed part of a group. Raises ValueError, ZstdError or zlib.error: it is damaged."""
+    if small[:1] == _ZLIB:
+        return zlib.decompress(small)
+    stream = zstandard.ZstdDecompressor().decompressobj()
+    plain = stream.decompress(small)
+    if not stream.eof or stream.unused_data:
+        raise ValueError(f"{len(small)} bytes are not the whole compressed part")
+    return plain
 
 
 def split_group(data: bytes) -> tuple[bytes, bytes]:
@@ -89,7 +106,7 @@ def decode_group(data: bytes, what: str = "stored group", *, compact: bool = Fal
     """Decode a group, with samples as `Sample.compact` makes them if asked; messages call it `what`. Raises SampleError: the bytes are damaged or of another version."""
     try:
         small, pictures, routing = _parts(data)
-        plain = zlib.decompress(small)
+        plain = _plain(small)
         (size,) = struct.unpack_from("<I", plain)
         header: dict[str, Any] = orjson.loads(plain[4 : 4 + size])
         if header["version"] != _VERSION:
@@ -122,9 +139,9 @@ def read_texts(data: bytes, what: str = "stored group") -> list[str]:
     """Return prompt and response of each sample without decoding arrays. Raises SampleError: the bytes are damaged."""
     shown = ": {0.__class__.__name__}: {0}"
     with raised_as(SampleError, f"{what} is damaged", *_DAMAGED, shown=shown):
-        stream = zlib.decompressobj()
-        (size,) = struct.unpack("<I", stream.decompress(_parts(data)[0], 4))
-        header = orjson.loads(stream.decompress(stream.unconsumed_tail, size))
+        plain = _plain(_parts(data)[0])
+        (size,) = struct.unpack_from("<I", plain)
+        header = orjson.loads(plain[4 : 4 + size])
         return [f"{rest['prompt']}\n{rest['response']}" for rest in header["rest"]]
 
 

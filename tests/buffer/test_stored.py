@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -111,6 +113,21 @@ def test_damaged_bytes_are_named(noise: bytes, cut: int) -> None:
     for bad in (noise, whole[: cut % len(whole)]):
         with pytest.raises(SampleError, match="is damaged"):
             decode_group(bad)
+
+
+@given(st.integers(1, 1 << 12), st.booleans())
+def test_cut_and_longer_bytes_are_damaged(cut: int, longer: bool) -> None:
+    data = encode_group(finished(1))
+    for read in (decode_group, read_texts):
+        with pytest.raises(SampleError, match="stored group is damaged"):
+            read(data + data[:cut] if longer else data[: -min(cut, len(data))])
+
+
+def test_groups_of_agentrl_0_1_are_read() -> None:
+    group = finished(1)
+    data = zlib.compress(zstandard.decompress(encode_group(group)), 1)
+    assert decode_group(data) == group
+    assert read_texts(data) == read_texts(encode_group(group))
 
 
 def test_a_rollout_round_trips_through_a_file(tmp_path: Path) -> None:

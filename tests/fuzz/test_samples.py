@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import random
 import struct
-import zlib
 from array import array
 from typing import Any
 
 import orjson
+import zstandard
 
 from agentrl.buffer.codec import decode_group, encode_group
 from agentrl.errors import SampleError
@@ -82,7 +82,7 @@ def test_mutated_bytes(count: int) -> None:
         whole = rng.choice(STORED)
         if rng.random() < 0.2:
             return of_bytes(rng, whole)
-        plain = zlib.decompress(whole)
+        plain = zstandard.ZstdDecompressor().decompress(whole)
         (size,) = struct.unpack_from("<I", plain)
         header, raw = plain[4 : 4 + size], plain[4 + size :]
         if rng.random() < 0.5:
@@ -90,6 +90,6 @@ def test_mutated_bytes(count: int) -> None:
                 header = orjson.dumps(of_tree(rng, orjson.loads(header)))
         else:
             raw = of_bytes(rng, raw)
-        return zlib.compress(struct.pack("<I", len(header)) + header + raw)
+        return zstandard.compress(struct.pack("<I", len(header)) + header + raw)
 
     fuzz(count, mutant, decode_group, sound_group)
