@@ -30,6 +30,7 @@ _WIDTH = re.compile(r"\d{5}|\*|:[^{}]*\{")
 _SPEND, _JOINED = "agentrl spend", "agentrl joined"  # filters of compiled templates; no template can write these names
 _SAFE = {kind: {n for n in dir(kind) if not n.startswith(("_", "format"))} for kind in (LoopContext, str)}
 """Attributes that Jinja's sandbox allows and does not wrap, by type."""
+_HIDDEN = {"_loop_vars", "_block_vars"}  # arguments that Jinja adds to every call and removes before it is made
 
 
 class _Allowance(threading.local):
@@ -132,6 +133,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             if method.__name__ == "join":
                 args = tuple(map(list, args))
             __self._grow(method.__name__.removesuffix("_map"), owner, *args, *kwargs.values())
+            if method is __obj and method.__name__ in _SAFE[str] and kwargs.keys() <= _HIDDEN:
+                return method(*args)  # a fast path with the same result
         return super().call(__context, __obj, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:

@@ -1,6 +1,5 @@
 """`agentrl gateway`."""
 
-import gc
 import secrets
 import signal
 from functools import partial
@@ -64,6 +63,7 @@ async def _serve(
     from anyio import to_thread
 
     from agentrl.chat import Chat
+    from agentrl.clock import freeze_loaded_objects
     from agentrl.config.model_info import read_model_info
     from agentrl.engine.pool import EnginePool, vocabulary
     from agentrl.errors import SettingsError
@@ -82,7 +82,7 @@ async def _serve(
     async with EnginePool(engines, settings, vocab_size=vocabulary(info).get("vocab_size")) as pool:
         key, name = owner_key or secrets.token_urlsafe(16), Path(folder).name
         gateway = Gateway(chat, pool, context_length=context, model=name, owner_key=key, streams=token_streams)
-        gc.freeze()  # excludes loaded objects from garbage collection
+        freeze_loaded_objects()
         if gateway.roles.report:
             click.echo(gateway.roles.report, err=True)
         async with gateway.serving(host, listeners[0]) as url, served(gateway.owner_app, listeners[1], host) as owner:

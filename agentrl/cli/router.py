@@ -1,6 +1,5 @@
 """`agentrl router`."""
 
-import gc
 import signal
 from functools import partial
 from pathlib import Path
@@ -39,6 +38,7 @@ async def _serve(
 ) -> None:
     import anyio
 
+    from agentrl.clock import freeze_loaded_objects
     from agentrl.engine.pool import EnginePool, vocabulary
     from agentrl.gateway.router import router
     from agentrl.serving.server import listen
@@ -51,7 +51,7 @@ async def _serve(
     async with EnginePool(engines, settings, vocab_size=size) as pool:
         await pool.check_present()
         async with router(pool, tokenizer, host=host, listener=listener) as url:
-            gc.freeze()  # excludes loaded objects from garbage collection
+            freeze_loaded_objects()
             click.echo(f"ready on {url}")
             with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                 await anext(signals)

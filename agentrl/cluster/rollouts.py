@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 import anyio
 import ray
 
+from agentrl.clock import freeze_loaded_objects
 from agentrl.cluster.runtime import enter_workspace, this_node, unless, value, worker_environment
 from agentrl.cluster.workers import open_workers
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError
 from agentrl.run.preflight import Plugins
 from agentrl.run.protocols import Batch, Rollouts, WeightSink, within
-from agentrl.run.rollouts import LedgerRollouts, freeze_loaded_objects
+from agentrl.run.rollouts import LedgerRollouts
 from agentrl.runfolder import RunFolder
 
 T = TypeVar("T")

@@ -8,6 +8,7 @@ import anyio
 import orjson
 from anyio import to_thread
 
+from agentrl.clock import freeze_loaded_objects
 from agentrl.config import RunSettings
 from agentrl.engine.hosted import image_or_text
 from agentrl.errors import DataError, raised_as
@@ -21,7 +22,7 @@ from agentrl.run.engines import launched, launched_groups
 from agentrl.run.preflight import prepared
 from agentrl.run.protocols import EVALUATES
 from agentrl.run.resuming import covered, evaluations_in
-from agentrl.run.rollouts import LedgerRollouts, OpenWorkers, RolloutResources, freeze_loaded_objects
+from agentrl.run.rollouts import LedgerRollouts, OpenWorkers, RolloutResources
 from agentrl.run.signals import stopped_by_sigterm
 from agentrl.runfolder import DEMONSTRATIONS
 from agentrl.sample import Sample, Status

@@ -5,7 +5,6 @@
 2. `LedgerRollouts` adds coordinator, data source and ledger, and makes the train batch. `agentrl.cluster` runs both in
    one actor, `agentrl.run.local` beside the trainer. Weight updates go to the engine pool; `updated` reports them."""
 
-import gc
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -381,12 +380,6 @@ async def _groups(
         params = replace(context.params(), return_sampling_mask=False, routed_experts_start_len=None)
         found[name] = EngineGroup(context.chat, pool, params)
     return found
-
-
-def freeze_loaded_objects() -> None:
-    """Exclude loaded objects from garbage collection: scanning them takes a tenth of a rollout's CPU time."""
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 50)
 
 
 async def _context_length(settings: RunSettings, pool: EnginePool) -> int:

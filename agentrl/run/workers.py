@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import anyio
 
 from agentrl.buffer.codec import decode_group, encode_group
-from agentrl.clock import Watchdog
+from agentrl.clock import Watchdog, freeze_loaded_objects
 from agentrl.config import RunSettings
 from agentrl.engine.health import EngineFollower
 from agentrl.engine.pool import EnginePool as EnginePool
@@ -32,7 +32,7 @@ from agentrl.rollout.stats import RolloutStats, Tally
 from agentrl.rollout.worker import Lease, LeaseProgress, Played, WorkerLost
 from agentrl.rollout.worker import Player as Player
 from agentrl.run.protocols import ComponentLost
-from agentrl.run.rollouts import Loaded, freeze_loaded_objects
+from agentrl.run.rollouts import Loaded
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

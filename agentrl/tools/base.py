@@ -103,6 +103,7 @@ class Tool:
         known = {*self._arguments.schema.get("properties", ()), *self._arguments.injected}
         self.stray = [] if arguments else [described for described in argument_descriptions if described not in known]
         self._is_async = is_async(function)
+        self.unbound = needs_self(function)  # a method of a class, without its instance (`bind`)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -110,17 +111,12 @@ class Tool:
         function = {"name": self.name, "description": self.description, "parameters": self._arguments.schema}
         return copy.deepcopy({"type": "function", "function": function})
 
-    @property
-    def unbound(self) -> bool:
-        """True if this is a method of a class that still needs its instance (`bind`)."""
-        return needs_self(self._function)
-
     def bind(self, instance: object) -> Self:
         """The same tool with `self` given; a tool that is no method is returned as it is."""
         if not self.unbound:
             return self
         bound = copy.copy(self)
-        bound._function = partial(self._function, instance)
+        bound._function, bound.unbound = partial(self._function, instance), False
         return bound
 
     def __get__(self, instance: object | None, owner: type | None = None) -> Self:
