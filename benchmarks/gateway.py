@@ -1,12 +1,14 @@
 """CPU of the gateway beside a plain proxy, and memory of the gateway.
 
-    python -m benchmarks.gateway [--turns 20] [--rounds 4] [--words 3000] [--profile FILE]
+    python -m benchmarks.gateway [--turns 20] [--rounds 4] [--words 3000] [--loop asyncio] [--profile FILE]
 
 1. A client sends chat completions with 20 tools, appends the answer and a result of 300 words, and sends all again. The
    engine is a process that answers at once, always with the same tool call.
 2. `plain` reads the body as JSON, replaces the model's name, and forwards the body with aiohttp, in the same process
    and behind the same server. Only the CPU time of this process counts, not client and engine. Rounds alternate.
-3. Memory is the growth of the process while it keeps `--sessions` sessions, divided by the tokens in their trees.
+3. `--loop` is the event loop of the server's process: asyncio's own, or uvloop, which `agentrl gateway` uses. uvloop
+   makes HTTP cheaper for both, so the ratio is higher.
+4. Memory is the growth of the process while it keeps `--sessions` sessions, divided by the tokens in their trees.
 """
 
 import argparse
@@ -20,16 +22,19 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
 import orjson
 import psutil
+import uvloop
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from agentrl.clock import freeze_loaded_objects
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.wire import SamplingParams
@@ -111,7 +116,7 @@ async def server(engine_url: str, profile: str) -> None:
     settings = EngineSettings(engine_probe_interval=300)
     async with EnginePool([engine_url], settings, vocab_size=None) as pool, aiohttp.ClientSession() as http:
         gateway = Gateway(chat, pool, context_length=400_000)
-        gc.freeze()  # as `agentrl gateway` does
+        freeze_loaded_objects()  # as `agentrl gateway` does
         sessions = []
 
         async def plain(request: Request) -> Response:
@@ -213,23 +218,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("turns", 20), ("rounds", 4), ("words", 3000), ("sessions", 30)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     parser.add_argument("--profile", default="", help="write the server's profile here; its times then are too long")
     parser.add_argument("--role", choices=["engine", "server"], help=argparse.SUPPRESS)
     parser.add_argument("--engine", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role:
-        import uvloop
-
         work = engine() if options.role == "engine" else server(options.engine, options.profile)
-        try:
-            uvloop.run(work)
-        except KeyboardInterrupt:
-            return
+        fast = options.role == "engine" or options.loop == "uvloop"
+        with (
+            suppress(KeyboardInterrupt),
+            asyncio.Runner(loop_factory=uvloop.new_event_loop if fast else None) as runner,
+        ):
+            runner.run(work)
+        return
     processes = []
     try:
         process, url = start("--role", "engine")
         processes.append(process)
-        process, base = start("--role", "server", "--engine", url, "--profile", options.profile)
+        process, base = start("--role", "server", "--engine", url, "--loop", options.loop, "--profile", options.profile)
         processes.append(process)
         asyncio.run(measure(base, options))
     finally:
