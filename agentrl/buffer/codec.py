@@ -31,10 +31,8 @@ _VERSION = 2
 _ROUTING, _LONG, _SIZES = "rollout_routed_experts", b"L", struct.Struct("<QQ")
 """The array that is stored uncompressed, and the first byte of a group with uncompressed parts."""
 _ZLIB = b"x"  # first byte of a group that agentrl 0.1 compressed
-_DAMAGED = (
-    *(zstandard.ZstdError, zlib.error, struct.error),
-    *(ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError),
-)
+_DAMAGED: tuple[type[Exception], ...] = (zstandard.ZstdError, zlib.error, struct.error, ArithmeticError, LookupError)
+_DAMAGED += (AttributeError, SyntaxError, TypeError, ValueError)
 """The errors that damaged bytes raise while they are read."""
 
 

@@ -20,13 +20,8 @@ from agentrl.errors import TemplateError
 from agentrl.sample import Message
 
 HISTORY_KWARGS: Mapping[str, bool] = {
-    "preserve_thinking": True,
-    "clear_thinking": False,
-    "truncate_history_thinking": False,
-    "keep_past_thinking": True,
-    "auto_drop_analysis": False,
-    "keep_all_reasoning": True,
-    "drop_thinking": False,
+    **dict.fromkeys(("preserve_thinking", "keep_past_thinking", "keep_all_reasoning"), True),
+    **dict.fromkeys(("clear_thinking", "truncate_history_thinking", "auto_drop_analysis", "drop_thinking"), False),
 }
 """Arguments of templates, with the values that keep reasoning in history."""
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "A value."}}, "required": ["a"]}

@@ -12,6 +12,7 @@ from agentrl.algorithms.registry import algorithm_of, built_in
 from agentrl.config.fields import Sections, all_fields
 from agentrl.config.model_info import ModelInfo, read_model_info
 from agentrl.errors import TrainError
+from agentrl.files import read_table
 from agentrl.media import ImageLimits
 from agentrl.settings import Settings, flag_of
 from agentrl.train.settings import PATTERNS, TrainSettings
@@ -335,18 +336,7 @@ UNTRAINABLE = (
     "--engine openai: RL trains on token ids and their log-probs, and a hosted model gives neither; collect demonstrations "
     "with `agentrl rollout` and learn them with `agentrl sft`, or train with --engine embedded, sglang or external"
 )
-_NO_IDS = "it needs token ids, and a hosted model gives none"
-_NOT_HOSTED = {
-    "rollout_top_k eval_top_k": "OpenAI's API has no such parameter; --hosted-options top_k=20 sends it to a server that has it",
-    "eval_min_new_tokens rollout_stop_token_ids rollout_skip_special_tokens": "OpenAI's API has no such parameter",
-    "rollout_max_prompt_len rollout_max_context_len eval_max_prompt_len eval_max_context_len engine_context_length": (
-        "the tokens of a hosted model's conversation are not known"
-    ),
-    "chat_template_path apply_chat_template_kwargs tool_call_parser reasoning_parser template_rewrite_policy": (
-        "the server renders messages and reads calls itself"
-    ),
-    "custom_generate_function_path agent use_rollout_routing_replay opd_teacher_url": _NO_IDS,
-}
+_NOT_HOSTED = read_table(__file__, "hosted.tsv")
 """Settings that a hosted model cannot follow, and why."""
 _SLIMES = ("rollout_function_path", "eval_function_path")
 
@@ -356,12 +346,12 @@ def hosted(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     if not hosts(s):
         return
     flat, known = s.flat(), all_fields()
-    for names, why in _NOT_HOSTED.items():
+    for names, why in _NOT_HOSTED:
         for name in names.split():
             if flat[name] not in (known[name].default, -1):  # -1: no top-k
                 yield f"{flag_of(name)} with --engine openai: {why}; leave it out"
     for name in filter(s.compat.compat_options.get, _SLIMES):
-        yield f"{name} with --engine openai: {_NO_IDS}; leave it out"
+        yield f"{name} with --engine openai: it needs token ids, and a hosted model gives none; leave it out"
     if s.cluster.rollout_workers > 1:
         yield "--rollout-workers with --engine openai: one process only uses a hosted model; leave it out"
 

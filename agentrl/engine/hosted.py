@@ -119,17 +119,10 @@ class HostedModel(FixedModel):
     def _body(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, params: SamplingParams
     ) -> dict[str, Any]:
-        fields = {
-            "model": self._settings.hosted_model,
-            "messages": messages,
-            "tools": tools or None,
-            "temperature": params.temperature,
-            "top_p": None if params.top_p == 1 else params.top_p,
-            "max_tokens": params.max_new_tokens,
-            "stop": params.stop or None,
-            "seed": params.sampling_seed,
-            **self._settings.hosted_options,
-        }
+        fields: dict[str, Any] = {"model": self._settings.hosted_model, "messages": messages, "tools": tools or None}
+        fields |= {"temperature": params.temperature, "top_p": None if params.top_p == 1 else params.top_p}
+        fields |= {"max_tokens": params.max_new_tokens, "stop": params.stop or None, "seed": params.sampling_seed}
+        fields |= self._settings.hosted_options
         return {name: value for name, value in fields.items() if value is not None}
 
     async def _answer(self, body: bytes) -> HostedTurn:

@@ -25,11 +25,6 @@ class Memo:
     last: dict[Callable[..., Any], list[tuple[bytes, tuple[Any, ...]]]] = field(default_factory=dict)
     items: dict[str, Any] = field(default_factory=dict)
 
-    def clear(self) -> None:
-        """Forget all parts of requests."""
-        self.parts.clear()
-        self.last.clear()
-
 
 class Refusal(AgentRLError):
     """A request that gets an error in place of a turn.

@@ -64,12 +64,7 @@ class SessionRecord(BaseModel):
         roles = tree.roots()
         turns = [
             TurnRecord(
-                number=node.number,
-                parent=None if node.parent is None else node.parent.number,
-                reason=node.reason,
-                prompt_tokens=node.length,
-                sampled_tokens=len(node.ids),
-                finish=node.finish,
+                **node.shown(),
                 dropped=dropped,
                 text=_short(node.text) if dropped else "",
                 role=roles.get(node, ""),

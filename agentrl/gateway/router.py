@@ -89,23 +89,15 @@ class EngineRouter:
         self.pool, self.memory = pool, PrefixCache()
         self._folder, self._loading = folder, anyio.Lock(fast_acquire=True)
         failures = {HTTPException: _no_route, RequestError: refusal, EngineFailure: _failed, SettingsError: _failed}
-        self.app = Starlette(
-            routes=[
-                Route("/generate", self._generate, methods=["POST"]),
-                Route("/abort_request", self._abort, methods=["POST"]),
-                Route("/retrieve_from_text", self._retrieve, methods=["POST"]),
-                Route("/health", self._health, methods=["GET"]),
-                Route("/list_workers", self._workers, methods=["GET"]),
-                Route("/add_worker", self._workers, methods=["POST"]),
-                Route("/remove_worker", self._workers, methods=["POST"]),
-                Route("/{path:path}", self._relay, methods=["GET", "POST"]),
-            ],
-            middleware=[
-                Middleware(load_object(path, what="--router-middleware-paths"), router=self)
-                for path in pool.settings.router_middleware_paths
-            ],
-            exception_handlers=failures,
-        )
+        posts = {"generate": self._generate, "abort_request": self._abort, "retrieve_from_text": self._retrieve}
+        posts |= {"add_worker": self._workers, "remove_worker": self._workers}
+        gets = {"health": self._health, "list_workers": self._workers}
+        own = ((method, *each) for method, ends in (("POST", posts), ("GET", gets)) for each in ends.items())
+        routes = [Route(f"/{name}", end, methods=[method]) for method, name, end in own]
+        routes.append(Route("/{path:path}", self._relay, methods=["GET", "POST"]))
+        loaded = (load_object(path, what="--router-middleware-paths") for path in pool.settings.router_middleware_paths)
+        middleware = [Middleware(each, router=self) for each in loaded]
+        self.app = Starlette(routes=routes, middleware=middleware, exception_handlers=failures)
 
     async def _generate(self, request: Request) -> Response:
         if not _plain(body := await object_body(request)):

@@ -203,7 +203,8 @@ class Session:
 
     def refused(self, refusal: Refusal) -> None:
         """Count a refusal, and clear the memo of parts: the byte limit may not have counted the request."""
-        self.memo.clear()
+        self.memo.parts.clear()
+        self.memo.last.clear()
         self.counts[f"refused/{refusal.reason or refusal.kind}"] += 1
         self.refusals.append(refusal)
         self.refusal = refusal

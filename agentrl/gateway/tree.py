@@ -115,6 +115,12 @@ class TurnNode:
             length += len(node.close) + len(node.env) + len(node.ids)
         return spans
 
+    def shown(self) -> dict[str, Any]:
+        """Return the turn's place and size as plain values."""
+        above = None if self.parent is None else self.parent.number
+        sizes = {"prompt_tokens": self.length, "sampled_tokens": len(self.ids), "finish": self.finish}
+        return {"number": self.number, "parent": above, "reason": self.reason, **sizes}
+
     @property
     def live(self) -> bool:
         """True if the turn is complete and reached the agent."""
@@ -397,18 +403,8 @@ class SessionTree:
     def shown(self) -> dict[str, Any]:
         """Return the tree as plain values; see docs/gateway.md."""
         nodes = [
-            {
-                "number": node.number,
-                "parent": None if node.parent is None else node.parent.number,
-                "root": node.root.number,
-                "reason": node.reason,
-                "prompt_tokens": node.length,
-                "sampled_tokens": len(node.ids),
-                "finish": node.finish,
-                "delivered": node.delivered,
-                "agent": node.agent,
-                "text": node.text,
-            }
+            node.shown()
+            | {"root": node.root.number, "delivered": node.delivered, "agent": node.agent, "text": node.text}
             for node in self.nodes.values()
         ]
         roots = [{"number": r.number, "role": role, "reason": r.reason} for r, role in self.roots().items()]

@@ -10,18 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
+from agentrl.files import read_table
 from agentrl.observability.settings import ObservabilitySettings
 
-_SHOWN = (
-    ("rollout/reward", "reward", "{:.3f}"),
-    ("rollout/success", "success", "{:.1%}"),
-    ("rollout/used_tool", "used tool", "{:.0%}"),
-    ("rollout/response_length", "length", "{:.0f}"),
-    ("train/loss", "loss", "{:.4f}"),
-    ("train/grad_norm", "grad", "{:.3f}"),
-    ("perf/rollout_tokens_per_second", "tokens/s", "{:,.0f}"),
-    ("perf/step_seconds", "time", "{:.1f}s"),
-)
+_SHOWN = read_table(__file__, "progress.tsv")
 _BUSY = 0.9  # share of busy time from which an event loop delays requests
 _NO_SPREAD = (
     "note: within each group all rewards were equal, so there was nothing to learn from (gradient 0); easier prompts, "

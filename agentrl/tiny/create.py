@@ -75,24 +75,14 @@ def create(
 
     texts = DEFAULT_CORPUS if corpus is None else corpus
     tokenizer = train_tokenizer(texts, vocab_size, markup, spaces_apart=spaces_apart)
-    sizes: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "hidden_size": hidden,
-        "intermediate_size": feed_forward or 3 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": hidden // heads,
-        "max_position_embeddings": context_length,
-        "tie_word_embeddings": tie_embeddings,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": None,
-        "rope_parameters": {"rope_type": "default", "rope_theta": _ROPE_THETA},
-        "initializer_range": _INIT_STD,
-        "dtype": "float32",
-    }
-    config = transformers.AutoConfig.for_model(arch, **sizes | _own(arch, hidden, heads, feed_forward or 3 * hidden))
+    inner = feed_forward or 3 * hidden
+    sizes: dict[str, Any] = {"vocab_size": vocab_size, "hidden_size": hidden, "intermediate_size": inner}
+    sizes |= {"num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    sizes |= {"head_dim": hidden // heads, "max_position_embeddings": context_length}
+    sizes |= {"tie_word_embeddings": tie_embeddings, "initializer_range": _INIT_STD, "dtype": "float32"}
+    sizes |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    sizes["rope_parameters"] = {"rope_type": "default", "rope_theta": _ROPE_THETA}
+    config = transformers.AutoConfig.for_model(arch, **sizes | _own(arch, hidden, heads, inner))
     model = _model(config, seed, draw_pad_row)
     try:
         model.save_pretrained(path)

@@ -34,16 +34,11 @@ def overview(library: Library) -> str:
         figures = [f"{h.label} {h.before} → {h.after}" for h in headlines(series) if h.label != "training reward"]
         last = {name: one.last for name, one in series.items()}
         stores = [one for one in library.sources if run.folder in one.path.parents]
-        rows.append(
-            {
-                "name": run.name,
-                "steps": int(max((one.points[-1][0] for one in series.values()), default=0)),
-                "reward": last.get("rollout/reward"),
-                "evaluation": trouble or ", ".join(figures),
-                "speed": last.get("perf/rollout_tokens_per_second"),
-                "sources": [(one.number, one.name, one.reader.count() if one.opens else None) for one in stores],
-            }
-        )
+        steps = int(max((one.points[-1][0] for one in series.values()), default=0))
+        row: dict[str, Any] = {"name": run.name, "steps": steps, "evaluation": trouble or ", ".join(figures)}
+        row |= {"reward": last.get("rollout/reward"), "speed": last.get("perf/rollout_tokens_per_second")}
+        row["sources"] = [(one.number, one.name, one.reader.count() if one.opens else None) for one in stores]
+        rows.append(row)
     return macro("page.html", "runs")(rows)
 
 
