@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import struct
@@ -137,9 +138,10 @@ def read_texts(data: bytes, what: str = "stored group") -> list[str]:
     """Return prompt and response of each sample without decoding arrays. Raises SampleError: the bytes are damaged."""
     shown = ": {0.__class__.__name__}: {0}"
     with raised_as(SampleError, f"{what} is damaged", *_DAMAGED, shown=shown):
-        plain = _plain(_parts(data)[0])
-        (size,) = struct.unpack_from("<I", plain)
-        header = orjson.loads(plain[4 : 4 + size])
+        small = _parts(data)[0]
+        stream = io.BytesIO(_plain(small)) if small[:1] == _ZLIB else zstandard.ZstdDecompressor().stream_reader(small)
+        (size,) = struct.unpack("<I", stream.read(4))
+        header = orjson.loads(stream.read(size))
         return [f"{rest['prompt']}\n{rest['response']}" for rest in header["rest"]]
 
 

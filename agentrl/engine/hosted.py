@@ -122,8 +122,7 @@ class HostedModel(FixedModel):
         fields: dict[str, Any] = {"model": self._settings.hosted_model, "messages": messages, "tools": tools or None}
         fields |= {"temperature": params.temperature, "top_p": None if params.top_p == 1 else params.top_p}
         fields |= {"max_tokens": params.max_new_tokens, "stop": params.stop or None, "seed": params.sampling_seed}
-        fields |= self._settings.hosted_options
-        return {name: value for name, value in fields.items() if value is not None}
+        return {name: value for name, value in (fields | self._settings.hosted_options).items() if value is not None}
 
     async def _answer(self, body: bytes) -> HostedTurn:
         """Return the turn, after up to `engine_max_retries` retries. The caller sets the deadline."""

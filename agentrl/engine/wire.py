@@ -183,7 +183,7 @@ def encode(ids: Sequence[int], vocab_size: int | None) -> bytes:
         count, text = ids.known
         if count < len(ids) or not count:
             more = encode(ids[count:], vocab_size)
-            ids.known = len(ids), text[:-1] + b"," + more[1:] if count else more
+            ids.known = len(ids), b"".join((text[:-1], b",", more[1:]) if count else (more[:-1], b"]"))  # of exact size
         return ids.known[1]
     if not ids:
         raise EngineRejected("the prompt is empty; expected at least one token id", kind="bad_prompt")

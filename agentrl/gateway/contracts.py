@@ -17,11 +17,11 @@ class Memo:
     """Cache of the wire formats for one session.
 
     Attributes:
-        parts: parsed parts of requests, by the function that parsed the part and by the part's JSON.
-        last: the parts of the last request in order, by the function: their JSON, and what they were parsed to.
+        parts: parts of requests as JSON and as parsed, by the function that parsed the part and by the part's JSON.
+        last: the parts of the last request in order, by the function.
         items: items of answers in OpenAI's responses format, by id, parsed as if the agent had sent them back."""
 
-    parts: dict[tuple[Callable[..., Any], bytes], tuple[Any, ...]] = field(default_factory=dict)
+    parts: dict[tuple[Callable[..., Any], bytes], tuple[bytes, tuple[Any, ...]]] = field(default_factory=dict)
     last: dict[Callable[..., Any], list[tuple[bytes, tuple[Any, ...]]]] = field(default_factory=dict)
     items: dict[str, Any] = field(default_factory=dict)
 

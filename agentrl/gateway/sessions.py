@@ -154,7 +154,7 @@ class Session:
         self._route, self._last, self._closed = uuid.uuid4().hex, self.clock(), False
         self._lock, self._scopes = anyio.Lock(fast_acquire=True), set[anyio.CancelScope]()
         self._histories = dict[str, list[Message]]()
-        self._sent: tuple[TurnNode | None, tuple[int, bytes]] = None, (0, b"")
+        self._known = dict[TurnNode | None, tuple[int, bytes]]()  # `Prompt.known` of the last turns
         self.refusals: deque[Refusal] = deque(maxlen=20)
         self.memo, self.record = Memo(), dict[str, Any]()
         self.failure: Failure | None = None
@@ -331,11 +331,10 @@ class Session:
         try:
             session = f"{self._route}-{node.root.number}"
             images = ImageInputs.of(self.tree.images, node.image_spans()) if self.tree.images else None
-            prompt, (last, known) = node.prompt(), self._sent
-            if node.parent is last:  # the prompt begins with the last one
-                prompt.known = known
+            prompt = node.prompt()
+            prompt.known = self._known.pop(node.parent, prompt.known)
             got = await self.engine.generate(prompt, params, session_id=session, images=images, sink=sink)
-            self._sent = node, prompt.known
+            self._known[node] = prompt.known
             if got.finish_reason.type == "abort":
                 raise EngineRejected("the engine aborted the request", kind="aborted")
         except EngineFailure as error:

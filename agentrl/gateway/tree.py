@@ -51,7 +51,7 @@ class TurnNode:
 
     Attributes:
         number: running number in the session, in the order of requests.
-        family: for a root, the first root of its conversation. An edit or a compaction opens another root.
+        family: for a root that an edit or a compaction opened, the first root of its conversation.
         close, env: ids between the parent's sampled ids and this turn's: `close` ends the parent's turn, `env` has the
             new messages. A root's whole prompt is `env`.
         spans: places of images in `env`.
@@ -59,7 +59,8 @@ class TurnNode:
         keys: the keys of all prefixes of the history before the turn; after `sampled`, only the whole history's key.
         rows: number of rows of routed experts that the nodes above have.
         chat: the conversation's state before the turn; after `sampled`, the state after the turn.
-        delivered: the answer reached the agent: it was sent, or the agent repeated it."""
+        delivered: the answer reached the agent: it was sent, or the agent repeated it.
+        children: numbers of the nodes below; no objects, so that a session is freed without garbage collection."""
 
     number: int
     parent: TurnNode | None
@@ -84,7 +85,7 @@ class TurnNode:
     text: str = ""
     calls: tuple[str, ...] = ()
     delivered: bool = False
-    children: list[TurnNode] = field(default_factory=list)
+    children: list[int] = field(default_factory=list)
 
     def path(self) -> list[TurnNode]:
         nodes = [self]
@@ -275,7 +276,7 @@ class SessionTree:
         ids, chat.prompt_ids = chat.prompt_ids, []
         spans = self._chat.image_spans(ids, chat.messages)
         root = TurnNode(self._count, None, reason, array("i"), array("i", ids), len(ids), chat, spans=spans)
-        root.family = root if family is None else family.family
+        root.family = None if family is None else family.family_root
         return root
 
     def _reason(self, reading: Reading) -> tuple[Reason, TurnNode | None]:
@@ -311,7 +312,7 @@ class SessionTree:
         self._count += 1
         self._asked[node.keys[-1], node.tools].append(node)
         if node.parent is not None:
-            node.parent.children.append(node)
+            node.parent.children.append(node.number)
 
     def overflowed(self, node: TurnNode) -> None:
         """Note that a pending node's prompt does not fit. If no later turn is sampled, the Sample of its parent, or of the
@@ -326,7 +327,7 @@ class SessionTree:
         del self.nodes[node.number]
         self._asked[node.keys[-1], node.tools].remove(node)
         if node.parent is not None:
-            node.parent.children.remove(node)
+            node.parent.children.remove(node.number)
 
     def sampled(self, node: TurnNode, got: Generation, stop: str | None = None) -> ParsedTurn:
         """Complete `node` with the engine's answer, and return the turn. Broken calls become text. `stop`: the stop
@@ -364,12 +365,15 @@ class SessionTree:
     def roots(self) -> dict[TurnNode, Role]:
         """Return the roots in order, with their roles."""
         roots = [node for node in self.nodes.values() if node.parent is None]
-        first = {root.family: root for root in reversed(roots)}  # `family` itself may be gone: its request failed
-        equipped = {root.family for root in roots if root.has_tools}  # a conversation may get its tools later
-        own = [root.family for root in roots if not first[root.family].agent]
+        first = {
+            root.family_root: root for root in reversed(roots)
+        }  # the family's root may be gone: its request failed
+        equipped = {root.family_root for root in roots if root.has_tools}  # a conversation may get its tools later
+        own = [root.family_root for root in roots if not first[root.family_root].agent]
         main = next((family for family in own if family in equipped or not equipped), None)
         helps = equipped | {family for family, root in first.items() if root.agent}
-        return {r: "main" if r.family is main else "subagent" if r.family in helps else "side" for r in roots}
+        kinds: dict[TurnNode, Role] = {f: "main" if f is main else "subagent" if f in helps else "side" for f in first}
+        return {root: kinds[root.family_root] for root in roots}
 
     def samples(self, origin: Sample, rewards: Mapping[int, float | None]) -> tuple[list[Sample], Counter[str]]:
         """Return the leaves as Samples, and the numbers of sampled, trained and dropped tokens.
@@ -382,7 +386,7 @@ class SessionTree:
         for node, reason in self.dropped(rewards).items():
             counts["sampled"] += len(node.ids)
             counts[f"dropped/{reason}" if reason else "trained"] += len(node.ids)
-            if not reason and not any(child.live for child in node.children):
+            if not reason and not any(self.nodes[child].live for child in node.children):
                 root = node.root
                 sample = _as_sample(node, origin, rewards[root.number], roles[root], trained)
                 sample.images = {span.hash: self.images[span.hash] for span in sample.image_spans}

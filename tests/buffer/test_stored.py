@@ -118,9 +118,8 @@ def test_damaged_bytes_are_named(noise: bytes, cut: int) -> None:
 @given(st.integers(1, 1 << 12), st.booleans())
 def test_cut_and_longer_bytes_are_damaged(cut: int, longer: bool) -> None:
     data = encode_group(finished(1))
-    for read in (decode_group, read_texts):
-        with pytest.raises(SampleError, match="stored group is damaged"):
-            read(data + data[:cut] if longer else data[: -min(cut, len(data))])
+    with pytest.raises(SampleError, match="stored group is damaged"):
+        decode_group(data + data[:cut] if longer else data[: -min(cut, len(data))])
 
 
 def test_groups_of_agentrl_0_1_are_read() -> None:

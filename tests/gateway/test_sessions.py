@@ -1,9 +1,11 @@
 """Sessions under parallel requests, odd numbers in calls, and prompts that are only counted."""
 
 import asyncio
+import gc
 import json
 import random
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from aiohttp import web
 from agentrl.buffer.codec import encode_group
 from agentrl.chat import Chat
 from agentrl.engine.pool import EnginePool
-from agentrl.engine.wire import FinishReason, Generation, SamplingParams
+from agentrl.engine.wire import FinishReason, Generation, Prompt, SamplingParams, encode
 from agentrl.errors import EngineRejected, EngineUnreachable, EnvFailure
 from agentrl.gateway.contracts import AgentRequest, Refusal
 from agentrl.gateway.server import Gateway
@@ -514,3 +516,46 @@ async def test_a_gateway_at_all_addresses_names_the_one_that_the_owner_used() ->
         served.gateway.base = "http://0.0.0.0:8080"
         answer = await served.owner.post("/sessions", json={}, headers={"host": "10.1.2.3:8081"})
         assert answer.json()["base_url"].startswith("http://10.1.2.3:8080/s/")
+
+
+async def test_only_new_ids_of_a_prompt_are_encoded_also_if_conversations_alternate() -> None:
+    encoded = list[tuple[int, int]]()
+
+    class Encoding(LoggingEngine):
+        async def generate(self, input_ids: Sequence[int], *args: Any, **options: Any) -> Generation:
+            assert isinstance(input_ids, Prompt)
+            encoded.append((input_ids.known[0], len(input_ids)))
+            assert encode(input_ids, None) == encode(list(input_ids), None)
+            return await super().generate(input_ids, *args, **options)
+
+    engine = Encoding(make_chat("qwen3"), lambda *_: "yes", damage=False)
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        histories: list[list[Json]] = [[{"role": "user", "content": name}] for name in ("a", "b")]
+        for _ in range(3):
+            for history in histories:
+                said = (await ask(served, base, history)).json()["choices"][0]["message"]
+                history += [said, {"role": "user", "content": "go on"}]
+        nodes = (await served.tree(base))["nodes"]
+        assert [node["reason"] for node in nodes] == ["first", "new_agent", *["extend"] * 4]
+    assert [known for known, _ in encoded] == [0, 0, *(length for _, length in encoded[:4])]
+
+
+async def test_a_closed_session_is_freed_without_garbage_collection() -> None:
+    engine = engine_of("yes")
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        said = (await ask(served, base, BEGUN)).json()["choices"][0]["message"]
+        for end in ("a", "b", "b"):  # a fork, and a retry
+            assert (await ask(served, base, [*BEGUN, said, {"role": "user", "content": end}])).status_code == 200
+        assert (await ask(served, base, [*BEGUN, {**said, "content": "no"}, *BEGUN])).status_code == 200
+        nodes = [node for session in served.gateway._sessions.values() for node in session.tree.nodes.values()]
+        held = [weakref.ref(node.chat) for node in nodes]
+        del nodes
+        gc.collect()
+        gc.disable()
+        try:
+            await served.close(base, reward=1.0)
+            assert [ref() for ref in held] == [None] * 5
+        finally:
+            gc.enable()

@@ -121,14 +121,14 @@ class BodyFields(Fields):
         for index, value in enumerate(values):
             raw = orjson.dumps(value)
             if index >= len(before) or before[index][0] != raw:  # comparing is faster than hashing
-                if (found := parts.get(key := (read, raw))) is None:
-                    found = parts[key] = tuple(read(Fields(value, f"{name}[{index}]")))
-                known[index : index + 1] = [(raw, found)]
+                if (found := parts.get((read, raw))) is None:
+                    raw = bytes(memoryview(raw))  # orjson's own result keeps more memory than it has bytes
+                    found = parts[read, raw] = raw, tuple(read(Fields(value, f"{name}[{index}]")))
+                known[index : index + 1] = [found]
         return [item for _, found in known for item in found]
 
     def usable(self, name: str, read: Callable[[Fields], Iterable[T | str]]) -> list[T]:
-        """Return what `once` returns for a list of tools, without strings: a string is the kind of a tool that is left
-        out."""
+        """Return a list of tools as `once` does. A string is the kind of a tool that is left out."""
         found = self.once(name, read)
         self.ignored |= {f"tool:{tool:.80}" for tool in found if isinstance(tool, str)}
         return [tool for tool in found if not isinstance(tool, str)]
