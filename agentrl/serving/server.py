@@ -8,6 +8,7 @@
 3. SIGTERM and SIGINT end the process within `GRACE` seconds, even if its threads are busy."""
 
 import asyncio
+import gc
 import math
 import re
 import signal
@@ -31,7 +32,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from agentrl.clock import freeze_loaded_objects
 from agentrl.errors import SettingsError
 
 MAX_HEAD = 1 << 16  # bytes of a request's first line and headers
@@ -203,9 +203,9 @@ def serve(
     `on_signal`: called at once when the signal comes, so that requests in flight can still be answered."""
     server = _Server(_config(app, host, log_level="warning"))
     server.on_signal = on_signal
-    # A busy thread must let the event loop run soon.
+    # A busy thread must let the event loop run soon, and garbage collection must skip objects that exist already.
     sys.setswitchinterval(0.0005)
-    freeze_loaded_objects()
+    gc.freeze()
     sys.stdout.write(ready.format(url=_opened(listener)) + "\n")
     sys.stdout.flush()
     server.run([listener])
