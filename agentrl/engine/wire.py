@@ -177,8 +177,9 @@ class Prompt(array):  # type: ignore[type-arg] # Python 3.11 has no array[int]
 
 
 def encode(ids: Sequence[int], vocab_size: int | None) -> bytes:
-    """Return a prompt as a JSON array. Only the new ids of a `Prompt` are checked and encoded. An id outside the vocabulary would crash an SGLang server. If `vocab_size` is
-    None, ids are not checked. Raises EngineRejected, kind `bad_prompt`: the prompt is empty, or an item is no id."""
+    """Return a prompt as a JSON array. Only the new ids of a `Prompt` are checked and encoded. An id outside the
+    vocabulary would crash an SGLang server. If `vocab_size` is None, ids are not checked. Raises EngineRejected, kind
+    `bad_prompt`: the prompt is empty, or an item is no id."""
     if isinstance(ids, Prompt):
         count, text = ids.known
         if count < len(ids) or not count:

@@ -365,9 +365,7 @@ class SessionTree:
     def roots(self) -> dict[TurnNode, Role]:
         """Return the roots in order, with their roles."""
         roots = [node for node in self.nodes.values() if node.parent is None]
-        first = {
-            root.family_root: root for root in reversed(roots)
-        }  # the family's root may be gone: its request failed
+        first = {root.family_root: root for root in reversed(roots)}  # a family's own root may have failed
         equipped = {root.family_root for root in roots if root.has_tools}  # a conversation may get its tools later
         own = [root.family_root for root in roots if not first[root.family_root].agent]
         main = next((family for family in own if family in equipped or not equipped), None)
