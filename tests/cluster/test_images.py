@@ -91,9 +91,9 @@ def check_sample(chat: Chat, sample: Sample) -> None:
 
 @pytest.mark.parametrize("role", weekly(["trainer", "driver", "rollout_worker"], 1))
 def test_a_kill_among_images_loses_no_group_and_no_image(kit: RunKit, role: str) -> None:
-    outcome = kill_and_resume(kit, role, 0, steps=4, **FORM)
+    outcome = kill_and_resume(kit, role, 0, steps=6, **FORM)
     assert outcome.ok, str(outcome)
-    check_images(kit, kit.folder / f"{role}-0", steps=4)
+    check_images(kit, kit.folder / f"{role}-0", steps=6)
 
 
 def test_workers_that_die_among_images_lose_none(kit: RunKit) -> None:

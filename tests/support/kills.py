@@ -71,8 +71,7 @@ def kill_and_resume(kit: RunKit, role: str, moment: int, *, steps: int, **form: 
     arguments = kit.arguments(f"{role}-{moment}", **changes)
     run, problems = kit.start(arguments), list[str]()
     at = _random_moment(run, rng, steps)
-    if alive := run.process.poll() is None:
-        run.kill(role)
+    alive = run.process.poll() is None and run.kill(role)
     code = _ended(kit, run, problems)
     if code and not alive:
         problems.append(f"it ended by itself: {run.output[-2000:]}")

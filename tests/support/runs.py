@@ -185,8 +185,13 @@ class Run:
             assert time.monotonic() < deadline, f"waited {timeout} s in vain:\n{self.output}"
             time.sleep(0.05)
 
-    def kill(self, role: str) -> None:
-        os.kill(self.processes()[role][0], signal.SIGKILL)
+    def kill(self, role: str) -> bool:
+        """Kill the first process of `role`. Returns false if it has ended already, as at the end of the run."""
+        try:
+            os.kill(self.processes()[role][0], signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
 
     def end(self) -> None:
         self.process.kill()
