@@ -1,13 +1,12 @@
 """CPU of the gateway beside a plain proxy, and memory of the gateway.
 
-    python -m benchmarks.gateway [--turns 20] [--rounds 4] [--words 3000] [--loop asyncio] [--profile FILE]
+    python -m benchmarks.gateway [--turns 20] [--rounds 4] [--words 3000] [--loop uvloop] [--profile FILE]
 
 1. A client sends chat completions with 20 tools, appends the answer and a result of 300 words, and sends all again. The
    engine is a process that answers at once, always with the same tool call.
 2. `plain` reads the body as JSON, replaces the model's name, and forwards the body with aiohttp, in the same process
    and behind the same server. Only the CPU time of this process counts, not client and engine. Rounds alternate.
-3. `--loop` is the event loop of the server's process: asyncio's own, or uvloop, which `agentrl gateway` uses. uvloop
-   makes HTTP cheaper for both, so the ratio is higher.
+3. `--loop` is the event loop of the server's process: uvloop, which `agentrl gateway` uses, or asyncio's own.
 4. Memory is the growth of the process while it keeps `--sessions` sessions, divided by the tokens in their trees.
 """
 
@@ -218,7 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("turns", 20), ("rounds", 4), ("words", 3000), ("sessions", 30)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
+    parser.add_argument("--loop", choices=["uvloop", "asyncio"], default="uvloop")
     parser.add_argument("--profile", default="", help="write the server's profile here; its times then are too long")
     parser.add_argument("--role", choices=["engine", "server"], help=argparse.SUPPRESS)
     parser.add_argument("--engine", default="", help=argparse.SUPPRESS)

@@ -184,9 +184,7 @@ def listen(host: str, port: int) -> socket.socket:
     is taken, or the address is not this machine's."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(
-        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-    )  # its connections inherit it; asyncio would not set it
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it; asyncio would not set it
     try:
         listener.bind((host, port))
     except OSError as error:
